@@ -10,11 +10,11 @@ lock; 75 interrupted (run the command again; downloads are reused).
 from __future__ import annotations
 
 import json
+import os
 import re
 import signal
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -26,11 +26,12 @@ import launch.core.installed  # noqa: F401
 import docker
 import docker.errors
 import requests
+from docker.types import Mount
+from packaging.specifiers import SpecifierSet
 
-from containers import causes, engine, images, packages, verify
-from containers.images import FOLDER, LABEL, OCI, Image
-from containers.progress import phase
-from containers.verify import BuildFailed
+from containers import engine, images, pip_settings
+from containers.images import FOLDER, INSTALL, LABEL, NONE, OCI, UNKNOWN, VERSIONS, Image
+from containers.install import FULL_DISK
 from launch.core import errors, json_files, key_values
 from launch.core.errors import HostError, UserError
 
@@ -44,109 +45,153 @@ python containers/build.py image=<name> [key=value ...]
   lock=<file>                  read this file instead of containers/images.lock.yaml
 
 Images in containers/images.lock.yaml and their bases:"""
-
-# distribution/reference: a host with an optional port, and path components.
-PREFIX = re.compile(r"[\w.-]+(:\d+)?(/[a-z0-9]+((\.|_|__|-+)[a-z0-9]+)*)*", re.ASCII)
-
-
-@dataclass(frozen=True)
-class Request:
-    """The checked command line."""
-
-    image: Image
-    lock: Path
-    base: str = ""  # a base other than the lock's
-    push: str = ""  # a registry, or registry/repository
-    check: bool = False
-    no_cache: bool = False
-
-    @property
-    def base_reference(self) -> str:
-        """Return the reference of the base image, with the lock's digest if it has one."""
-        if self.base and self.image.verified and "@" not in self.base:
-            return f"{self.base}@{self.image.digest}"
-        return self.base or self.image.base_reference
+INSIDE = "opt/recipes-build"  # of the installing container; install.py removes it
+PIP_CACHE = "/opt/recipes-cache"  # a volume, which keeps the files that pip has downloaded
 
 
-def parse(arguments: list[str]) -> Request:
+class BuildFailed(Exception):
+    """A lock, its hashes or an image is inconsistent. Exit code 4."""
+
+    exit_code = 4
+
+
+def parse(arguments: list[str]) -> tuple[Image, dict[str, Any]]:
+    """Return the image and the options, with the full reference of its base. Raises UserError."""
     defaults = {"image": "", "base": "", "push": "", "lock": str(images.LOCK)}
     defaults |= {"check": "false", "no_cache": "false"}
-    values = key_values.read(arguments, defaults, "image=cpu")
+    options: dict[str, Any] = key_values.read(arguments, defaults, "image=cpu")
     for key in ("check", "no_cache"):
-        if values[key] not in ("true", "false"):
-            raise UserError(f"{key}={values[key]}: use {key}=true or {key}=false.")
-    check, no_cache = values["check"] == "true", values["no_cache"] == "true"
-    if check and (values["push"] or no_cache):
+        if options[key] not in ("true", "false"):
+            raise UserError(f"{key}={options[key]}: use {key}=true or {key}=false.")
+        options[key] = options[key] == "true"
+    if options["check"] and (options["push"] or options["no_cache"]):
         raise UserError("check=true builds and pushes nothing. Remove push= and no_cache=.")
-    if values["push"] and not PREFIX.fullmatch(values["push"]):  # a build may take an hour
-        raise UserError(
-            f"push={values['push']}: not a registry, or a registry and a repository in lower case. "
-            "Use for example: push=ghcr.io/owner/rocm-recipes"
-        )
-    lock, name = Path(values["lock"]), values["image"]
-    known = images.load(lock)
+    known, name = images.load(Path(options["lock"])), options["image"]
     if name not in known:
-        problem = f"image={name}: no such image" if name else "image=<name> is missing"
-        raise UserError(f"{problem}. Images: {', '.join(known)}.{errors.near(name, known)}")
-    return Request(known[name], lock, values["base"], values["push"], check, no_cache)
+        raise UserError(f"image={name}: use {', '.join(known)}.{errors.near(name, known)}")
+    return known[name], {**options, "base": base_of(known[name], options["base"])}
+
+
+def base_of(image: Image, other: str) -> str:
+    """Return the reference of the base, or of `other` with the lock's digest. Raises UserError."""
+    name, _, digest = (other or image.base_reference).partition("@")
+    if not image.verified:
+        return other or image.base
+    if digest not in ("", image.digest):
+        raise UserError(
+            f"base={other}: containers/images.lock.yaml pins the base of {image.name} to "
+            f"{image.digest}. Use a mirror that has this digest, or another image of the lock."
+        )
+    return f"{name}@{image.digest}"
+
+
+# ---- The contents of an image
+
+
+def probe(client: docker.DockerClient, image: str, python: str = "python") -> dict[str, Any]:
+    """Return the versions and GPU targets that probe.py prints in an image. Raises BuildFailed."""
+    argv = [python, "-B", "-c", (FOLDER / "probe.py").read_text(encoding="utf-8")]
+    with engine.ran(client, image, argv) as (code, lines, _):
+        if code or not lines:
+            problem = f"{python} probe.py returned {code} in the image:"
+            raise BuildFailed("\n".join([problem, *lines]))
+    probed = dict(json.loads(lines[-1]))
+    print(", ".join(f"{name} {value}" for name, value in probed.items() if value), flush=True)
+    return probed
+
+
+def matches(field: str, stated: str, actual: str) -> bool:
+    """Return whether a version belongs to the release that the lock states.
+
+    2.13 matches every 2.13.x, but 2.13.0 does not match 2.13.1. 2.13.0+cpu does not match
+    2.13.0+rocm7.2.
+    """
+    if NONE in (stated, actual):
+        return stated == actual
+    if field == "rocm":  # patch releases are compatible
+        stated = ".".join(stated.split(".")[:2])
+    form = "=={}" if "+" in stated else "=={}.*"
+    return SpecifierSet(form.format(stated), prereleases=True).contains(actual)
+
+
+def compare(image: Image, probed: Mapping[str, Any]) -> None:
+    """Print what the lock does not state. Raises BuildFailed if the image contradicts the lock."""
+    differences = []
+    for field in VERSIONS:
+        stated, actual = getattr(image, field), probed.get(field) or NONE
+        line = f"{field}: the lock says {stated}, the image has {actual}"
+        if stated != UNKNOWN and matches(field, stated, actual):
+            continue
+        # An unverified base may have another Python, since the locks support several versions.
+        if stated == UNKNOWN or (field == "python" and not image.verified):
+            print(f"note: {line}")
+        else:
+            differences.append(line)
+    compiled = probed.get("gfx") or NONE
+    if not {*image.gfx} <= {"cpu", *compiled.split()}:
+        differences.append(f"gfx: the lock says {' '.join(image.gfx)}, the image has {compiled}")
+    if differences:
+        fields = "\n".join(f"  {line}" for line in differences)
+        raise BuildFailed(
+            f"images.lock.yaml contradicts the image {image.name}:\n{fields}\nCorrect the "
+            "lock, or use a base that matches it."
+        )
 
 
 # ---- The build
 
 
-def pull_base(client: docker.DockerClient, request: Request) -> Any:
-    """Return the base image; pull it if it is missing. Raises HostError if its digest is wrong."""
-    image, reference = request.image, request.base_reference
-    if image.verified and reference.partition("@")[2] != image.digest:
-        raise HostError(
-            f"base={reference}: containers/images.lock.yaml pins the base of {image.name} to "
-            f"{image.digest}. Use a mirror that has this digest, or another image of the lock."
-        )
+def outdated(client: docker.DockerClient, image: Image, base: str, existing: Any) -> str:
+    """Return why the local image must be built, or '' if it matches the lock and the base."""
+    if existing is None:
+        return "it is not on this machine"
+    if existing.labels.get(f"{LABEL}.tag") != image.tag:
+        return "containers/build.py did not build it"
+    name, digest = (existing.labels.get(f"{OCI}.base.{key}") for key in ("name", "digest"))
+    local = engine.find(client, base)
+    # Mirrors give the same base another name, so compare names only if it is not on this machine.
+    is_same = digest in engine.digests(local) | {local.id} if local else name == base
+    if image.verified or is_same:  # a verified base's digest is part of the tag
+        return ""
+    return f"it was built on {name} ({digest}), not on {base}"
+
+
+def make(client: docker.DockerClient, image: Image, reference: str, say: engine.Show) -> None:
+    """Pull the base, install and check the packages, and build. Raises HostError, BuildFailed."""
+    engine.sweep(client)  # before the pull, which may need the space
     if engine.find(client, reference) is None:
         engine.check_space(client, image)
-    with phase("pull") as step:
-        base = engine.find_or_pull(client, reference, step.say)
-        step.result = reference if image.verified else f"{reference} (unverified)"
-    return base
-
-
-def outdated(client: docker.DockerClient, request: Request, existing: Any) -> str:
-    """Return the reason why the local image does not match the request, or '' if it matches."""
-    labels = existing.labels
-    if labels.get(f"{LABEL}.tag") != request.image.tag:
-        return "containers/build.py did not build it"
-    # Mirrors give the same base another name, so compare digests. Compare names only if the base
-    # has no digest and is not on this machine.
-    base = engine.find(client, request.base_reference)
-    digests = {request.base_reference.partition("@")[2]} - {""}
-    digests |= engine.digests(base) | {base.id} if base else set()
-    name, digest = labels.get(f"{OCI}.base.name"), labels.get(f"{OCI}.base.digest")
-    if digest in digests or (not digests and name == request.base_reference):
-        return ""
-    return f"it was built on {name} ({digest}), not on {request.base_reference}"
-
-
-def make(client: docker.DockerClient, request: Request) -> None:
-    """Pull the base, install the packages, compare them with the lock, and build the image.
-
-    Raises HostError, BuildFailed.
-    """
-    image, reference = request.image, request.image.local_reference
-    engine.sweep(client)  # before the pull, which may need the space
-    base, replaced = pull_base(client, request), engine.find(client, reference)
-    log_file, installed, python = packages.log_file(image), base.id, "python3"
-    log_file.parent.mkdir(parents=True, exist_ok=True)
+    base = engine.find_or_pull(client, reference, say)
+    replaced = engine.find(client, image.local_reference)
+    installed, python = base.id, "python3"
     try:
-        with log_file.open("w", encoding="utf-8") as log:
-            if image.locks:
-                with phase("install", log) as step:
-                    installed = packages.install(client, image, base.id, step)
-                python = "/opt/recipes/bin/python"
-            probed = probe(client, request, installed, python, base)
-            with phase("build", log) as step:
-                labels = labels_of(request, base, probed)
-                built = build(client, image, {"BASE": base.id, "INSTALLED": installed}, labels)
-                step.result = f"{built.attrs['Size'] / 1e9:.2f} GB with its base"
+        if image.locks:
+            installed, python = install(client, image, base.id, say), "/opt/recipes/bin/python"
+        probed = probe(client, installed, python)
+        compare(image, probed)
+        say("building the image")
+        dockerfile = FOLDER / image.dockerfile
+        # The base's digest in a registry, or its local id if it is not from a registry.
+        digest = reference.partition("@")[2] or min(engine.digests(base), default=base.id)
+        client.images.build(
+            path=str(dockerfile.parent),
+            dockerfile=dockerfile.name,
+            buildargs={"BASE": base.id, "INSTALLED": installed},
+            labels={
+                f"{LABEL}.image": image.name,
+                f"{LABEL}.tag": image.tag,
+                f"{LABEL}.gfx": ",".join(image.gfx),
+                f"{LABEL}.probe": json.dumps(probed),
+                f"{OCI}.base.name": reference,
+                f"{OCI}.base.digest": digest,
+            },
+            tag=image.local_reference,
+            network_mode="none",
+            nocache=True,
+            rm=True,
+            forcerm=True,
+            use_config_proxy=False,  # or the image would contain the host's proxy password
+        )
     finally:
         engine.sweep(client)
     replaced = replaced and client.images.get(replaced.id)  # may have lost its name
@@ -154,170 +199,119 @@ def make(client: docker.DockerClient, request: Request) -> None:
         replaced.remove()
 
 
-def build(
-    client: docker.DockerClient, image: Image, arguments: dict[str, str], labels: dict[str, str]
-) -> Any:
-    """Build the Dockerfile and name the result. Raises HostError, BuildFailed."""
-    dockerfile = FOLDER / image.dockerfile
-    try:
-        return client.images.build(
-            path=str(dockerfile.parent),
-            dockerfile=dockerfile.name,
-            buildargs=arguments,
-            labels=labels,
-            tag=image.local_reference,
-            network_mode="none",
-            nocache=True,
-            rm=True,
-            forcerm=True,
-            use_config_proxy=False,  # or the image would contain the host's proxy password
-        )[0]
-    except docker.errors.BuildError as error:
-        lines = [str(event.get("stream") or event.get("error") or "") for event in error.build_log]
-        raise packages.failure(image, 4, "".join(lines).splitlines()) from error
+def install(client: docker.DockerClient, image: Image, base: str, say: engine.Show) -> str:
+    """Return an unnamed image of the base with the packages. Raises HostError, BuildFailed."""
+    settings = pip_settings.for_container(pip_settings.pip_options(), os.environ)
+    folders = pip_settings.local_folders(settings)
+    mounts = [Mount(folder, folder, type="bind", read_only=True) for folder in folders]
+    with engine.ran(
+        client,
+        base,
+        ["python3", "-B", f"/{INSIDE}/{INSTALL}", *(Path(lock).name for lock in image.locks)],
+        files_for(image, settings),
+        say,
+        mounts=[Mount(PIP_CACHE, "rocm-recipes-pip"), *mounts],
+        user="0:0",
+        network_mode="host",  # because an index or a proxy may be on localhost
+        security_opt=["label=disable"],  # SELinux may deny access to mounted folders
+    ) as (code, lines, container):
+        if code:
+            output = "\n".join(lines)
+            print(output)
+            # install.py's error, or else the last lines
+            reason = output.rpartition("error: ")[2].splitlines()[-15:]
+            message = "\n".join([f"The build of {image.name} failed:", *reason])
+            raise BuildFailed(message) if code == 4 else HostError(message)
+        return str(container.commit().id)
 
 
-def probe(
-    client: docker.DockerClient, request: Request, image: str, python: str, base: Any
-) -> dict[str, Any]:
-    """Return what the image contains. Raises BuildFailed if that contradicts the lock."""
-    with phase("probe") as step:
-        probed = verify.probe(client, image, python)
-        step.result = verify.summary(probed)
-    compare(request, base, probed)
-    return probed
-
-
-def compare(request: Request, image: Any, probed: Mapping[str, Any]) -> None:
-    env = dict(pair.split("=", 1) for pair in image.attrs["Config"].get("Env") or [])
-    for note in verify.check_entry(request.image, probed, bool(request.base), env):
-        print(note)
-
-
-def probed_before(image: Any) -> dict[str, Any]:
-    """Return the probe's results in an image's labels."""
-    return dict(json.loads(image.labels[f"{LABEL}.probe"]))
-
-
-def labels_of(request: Request, base: Any, probed: Mapping[str, Any]) -> dict[str, str]:
-    image = request.image
-    # The base's digest in a registry, or its local id if it is not from a registry.
-    pinned = {image.digest, request.base_reference.partition("@")[2]} & engine.digests(base)
-    labels = {
-        "image": image.name,
-        "tag": image.tag,
-        "gfx": ",".join(image.gfx),
-        "probe": json.dumps(probed, sort_keys=True),
-        **{name: str(probed.get(name) or images.NONE) for name in images.VERSIONS},
-    }
-    return {f"{LABEL}.{key}": value for key, value in labels.items()} | {
-        f"{OCI}.title": f"{images.REPOSITORY}/{image.name}",
-        f"{OCI}.version": image.tag,
-        f"{OCI}.base.name": request.base_reference,
-        f"{OCI}.base.digest": min(pinned or engine.digests(base), default=base.id),
-    }
+def files_for(image: Image, settings: Mapping[str, str]) -> dict[str, str]:
+    """Return install.py, the locks and pip's settings, since `docker inspect` shows variables."""
+    files = {Path(name).name: FOLDER / name for name in (INSTALL, *image.locks)}
+    inside = {**settings, "PIP_CACHE_DIR": PIP_CACHE}
+    for option in ("PIP_CERT", "PIP_CLIENT_CERT"):
+        if (file := Path(settings.get(option, ""))).is_file():
+            files[option], inside[option] = file, f"/{INSIDE}/{option}"
+    content = {f"{INSIDE}/{name}": file.read_text("utf-8") for name, file in files.items()}
+    return {**content, f"{INSIDE}/settings.json": json.dumps(inside)}
 
 
 # ---- The command
 
 
-def check(client: docker.DockerClient, request: Request, existing: Any, reason: str) -> None:
-    """Compare the local image with the lock. Raises HostError, BuildFailed."""
-    image, name = request.image, request.image.local_reference
-    command = f"python containers/build.py image={image.name}"
-    if existing is None:
-        raise HostError(f"check=true: {name} is not on this machine. To build it: {command}")
-    if not reason:
-        probed = probe(client, request, existing.id, "python", existing)
-        reason = "" if probed == probed_before(existing) else "it was changed after its build"
-    if reason:
-        raise BuildFailed(f"{name}: {reason}. To rebuild it: {command} no_cache=true")
-    print(f"{name} matches the lock")
+def push(client: docker.DockerClient, image: Image, registry: str, say: engine.Show) -> str:
+    """Push the image, and return its reference with the digest. Raises HostError."""
+    repository = f"{registry}/{image.name}"
+    try:
+        client.api.tag(image.local_reference, repository, image.tag)
+        stream = client.api.push(repository, image.tag, stream=True, decode=True)
+        digest = engine.follow(stream, say)
+    except docker.errors.APIError as error:
+        raise HostError(
+            f"{repository}:{image.tag} cannot be pushed: {engine.explain(error)}\n"
+            "If the registry requires a login, run docker login <registry>. If it has no TLS, "
+            "add it to insecure-registries in the engine's configuration."
+        ) from error
+    if not digest:  # without it, the lock would become invalid
+        raise HostError(f"{repository}:{image.tag} is pushed, but the engine states no digest.")
+    return f"{repository}:{image.tag}@{digest}"
 
 
-def push(client: docker.DockerClient, request: Request) -> None:
-    """Push the image, and write its digest into the lock for other machines. Raises HostError."""
-    image, lock, digest = request.image, request.lock, ""
-    repository = f"{request.push}/{image.name}"
-    with phase("push") as step:
-        try:
-            client.api.tag(image.local_reference, repository, image.tag)
-            stream = client.api.push(repository, image.tag, stream=True, decode=True)
-            for event in engine.raise_errors(stream):
-                digest = (event.get("aux") or {}).get("Digest", digest)
-                words = (event.get(key) for key in ("id", "status", "progress"))
-                step.say(" ".join(str(word) for word in words if word))
-        except docker.errors.APIError as error:
-            raise HostError(
-                f"{repository}:{image.tag} cannot be pushed: {error.explanation or error}\n"
-                "If the registry requires a login, run docker login <registry>. If it has no TLS, "
-                "add it to insecure-registries in the engine's configuration."
-            ) from error
-        if not digest:  # without it, the lock would become invalid
-            raise HostError(f"{repository}:{image.tag} is pushed, but the engine states no digest.")
-        reference = step.result = f"{repository}:{image.tag}@{digest}"
-    is_new = write_pushed(lock, image.name, reference)
-    state = "is now" if is_new else "was already"
-    print(f"{lock.name}: images.{image.name}.pushed {state} {reference}")
-
-
-def write_pushed(lock: Path, name: str, reference: str) -> bool:
-    """Replace only the entry's `pushed` in the lock; return whether it changed."""
-    old = lock.read_text(encoding="utf-8")
+def write_pushed(lock: Path, name: str, reference: str) -> None:
+    """Replace only the entry's `pushed` in the lock, atomically, since a run may be reading it."""
     field = rf"(?ms)(^  {re.escape(name)}:$.*?^    pushed: )\S+"
-    new = re.sub(field, rf"\g<1>{reference}", old, count=1)
-    if new != old:
-        json_files.write_text(lock, new)  # atomically, since a run may be reading it
-    return new != old
+    text = lock.read_text(encoding="utf-8")
+    json_files.write_text(lock, re.sub(field, rf"\g<1>{reference}", text, count=1))
 
 
-def run(request: Request) -> None:
-    client, image = engine.connect(), request.image
-    existing = engine.find(client, image.local_reference)
-    reason = outdated(client, request, existing) if existing else ""
-    if request.check:
-        check(client, request, existing, reason)
-    elif existing and not reason and not request.no_cache:
-        compare(request, existing, probed_before(existing))
-        print(f"{image.local_reference} is up to date")
-    else:
+def run(image: Image, options: Mapping[str, Any], say: engine.Show) -> None:
+    client, name = engine.connect(), image.local_reference
+    existing: Any = engine.find(client, name)
+    reason = outdated(client, image, options["base"], existing)
+    if options["check"]:
         if reason:
-            print(f"Rebuilding {image.local_reference}: {reason}")
-        make(client, request)
-        print(f"{image.local_reference} is built")
-    if request.push:
-        push(client, request)
-
-
-def usage() -> str:
-    rows = [
-        f"  {name:<16} {image.base}, {'pinned by digest' if image.verified else 'unverified'}, "
-        f"{'not ' * (image.pushed == images.UNBUILT)}pushed"
-        for name, image in images.load().items()
-    ]
-    return "\n".join([USAGE, *rows])
+            command = f"python containers/build.py image={image.name}"
+            raise HostError(f"check=true: {name}: {reason}. To build it: {command}")
+        compare(image, probe(client, existing.id))
+        print(f"{name} matches the lock")
+    elif reason or options["no_cache"]:
+        print(f"Building {name} on {options['base']}: {reason or 'no_cache=true'}", flush=True)
+        make(client, image, options["base"], say)
+        print(f"{name} is built")
+    else:
+        compare(image, json.loads(existing.labels[f"{LABEL}.probe"]))
+        print(f"{name} is up to date")
+    if options["push"]:
+        lock, reference = Path(options["lock"]), push(client, image, options["push"], say)
+        write_pushed(lock, image.name, reference)
+        print(f"{lock.name}: images.{image.name}.pushed is {reference}")
 
 
 def main(arguments: list[str]) -> int:
     try:
         if not arguments or {"--help", "-h", "help"} & set(arguments):
-            print(usage())
+            print(USAGE)
+            for name, image in images.load().items():
+                print(f"  {name:<16} {image.base}{'' if image.verified else ' (unverified)'}")
         else:
-            run(parse(arguments))
+            image, options = parse(arguments)
+            with engine.heartbeat() as say:
+                run(image, options, say)
         return errors.EXIT_DONE
     except KeyboardInterrupt:
         message, code = "\ninterrupted; run the same command again", errors.EXIT_INTERRUPTED
     except (UserError, HostError, BuildFailed) as error:
         message, code = str(error), error.exit_code
-    except docker.errors.DockerException as error:
-        message = f"The docker engine reported an error: {getattr(error, 'explanation', error)}"
-        full = causes.full_disk(message, causes.DOCKER)
-        message, code = f"{message}\n{full}".strip(), errors.EXIT_HOST
-    except requests.RequestException as error:
-        reason = f"{engine.root_cause(error)}. Run the same command again."
-        message, code = f"The docker engine stopped answering: {reason}", errors.EXIT_HOST
-    except OSError as error:  # the log or the lock file cannot be written
+    except docker.errors.BuildError as error:
+        print("".join(event.get("stream", "") for event in error.build_log))
+        message, code = f"The Dockerfile failed: {error}", errors.EXIT_FAILED
+    except (docker.errors.DockerException, requests.RequestException) as error:
+        message, code = f"The docker engine failed: {engine.explain(error)}", errors.EXIT_HOST
+    except OSError as error:  # the lock file cannot be written
         message, code = errors.os_error_text(error, "This machine"), errors.EXIT_HOST
+    if FULL_DISK.search(message):
+        message += "\nDocker's disk is full. Free space on it, for example: docker image prune"
+        code = errors.EXIT_HOST
     print(message, file=sys.stderr)
     return code
 

@@ -20,8 +20,4 @@ for file in os.scandir(SECRETS) if os.path.isdir(SECRETS) else []:
 try:
     os.execvp(sys.argv[1], sys.argv[1:])
 except OSError as error:
-    print(
-        f"{sys.argv[1]}: {error.strerror}. It is not in the image, or not on PATH.",
-        file=sys.stderr,
-    )
-    sys.exit(127)
+    sys.exit(f"{sys.argv[1]}: {error.strerror}. It is not in the image, or not on PATH.")

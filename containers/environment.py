@@ -25,7 +25,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from containers import causes, install
+from containers import install
 from containers.install import CPU_INDEX, PYCOSAT, InstallError
 from containers.pip_settings import pip_options, uv_settings
 from launch.core.errors import EXIT_DONE, EXIT_INTERRUPTED, HostError, UserError
@@ -60,10 +60,9 @@ FOR_IMAGES = (
     "torch's CPU build is enough here, because runs on AMD GPUs use images. Without docker: make "
     "setup-in-image in a container that has torch, or make setup TORCH=rocm"
 )
-UNAVAILABLE = (
-    "If a package is unavailable: use a network that reaches its index (torch's CPU build: "
-    f"{CPU_INDEX}), PIP_FIND_LINKS=<folder with the wheel>, or another build (make setup "
-    "TORCH=cpu|rocm|cuda, make setup-in-image)"
+REMEDY = (
+    f"The output is in .venv/{LOG}. torch's CPU build is on {CPU_INDEX}; for another build: make "
+    "setup TORCH=cpu|rocm|cuda, make setup-in-image. pip writes to the disks of .venv and TMPDIR"
 )
 
 
@@ -154,7 +153,7 @@ def fill(venv: Path, build: str, kept: Container[str]) -> None:
     """Install everything in a new environment. Raises InstallError."""
     install_all(venv, lock_files(build, kept), kept)
     if build == "image":
-        install.join(venv, install.package_folders(venv), NO_COMPILER)
+        install.join(venv, install.package_folders(venv))
         # As in our images, this keeps a later `pip install` from replacing torch.
         constraint = f"[install]\nconstraint = {venv / 'constraints.txt'}\n"
         (venv / "pip.conf").write_text(constraint, encoding="utf-8")
@@ -168,7 +167,7 @@ def fill(venv: Path, build: str, kept: Container[str]) -> None:
         pip = installers(venv_python(venv))[-1]
         status, output = install.run((*pip, "--index-url", ROCM_INDEX, wheel))
         if status:
-            raise install.failure(wheel, output)
+            raise install.failure(wheel, output, os.environ)
 
 
 def venv_python(venv: Path) -> Path:
@@ -267,9 +266,7 @@ def finish(work: Callable[[], bool]) -> int:
     except (UserError, HostError) as error:
         message, code = f"error: {error}", error.exit_code
     except InstallError as error:
-        full = causes.full_disk(error.output, "The disk of .venv or of TMPDIR is full. Free space.")
-        remedy = full or causes.wrong_proxy(error.output, os.environ) or UNAVAILABLE
-        message, code = f"error: {error}\nThe output is in .venv/{LOG}. {remedy}", 3
+        message, code = f"error: {error}\n{REMEDY}", 3
     except KeyboardInterrupt:
         message = "\ninterrupted; run the same command again (downloads are reused)"
         code = EXIT_INTERRUPTED

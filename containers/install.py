@@ -4,7 +4,7 @@ The base's packages stay unchanged: its own Python does not see ours, and ours s
 runs this program in a container of the base; `make setup-in-image` imports it. It needs only the
 standard library of Python 3.10 or newer.
 
-    python3 install.py             make /opt/recipes from locks/ next to this file
+    python3 install.py tools.lock ...      make /opt/recipes from locks next to this file
 
 Exit codes: 0 done, 3 a file is unavailable, 4 the locks conflict with the base.
 """
@@ -22,6 +22,7 @@ import sys
 import tempfile
 from collections.abc import Container, Iterable, Mapping
 from pathlib import Path
+from subprocess import PIPE, STDOUT
 
 HERE = Path(__file__).resolve().parent
 OVERLAY = Path("/opt/recipes")
@@ -37,6 +38,10 @@ BUILT_FOR_AMD = re.compile(r"\+.*(rocm|hip|git)")  # the local part of a version
 PUBLIC = re.compile(r"[\d.]+((a|b|rc|\.?post|\.?dev)\d+)*(\+[a-z\d.]+)?")
 TRITON = {"triton", "triton-rocm", "pytorch-triton-rocm"}  # provide the same module
 PROBLEM = re.compile(r"(\S+) \S+ (?:requires|has requirement) ([\w.-]+)")  # of pip check
+PROXIES = ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "PIP_PROXY")
+# pip names the proxy only in its warnings before a retry; its error is that it finds no version.
+PROXY_FAILED = re.compile(r"ProxyError|proxy authentication required", re.IGNORECASE)
+FULL_DISK = re.compile(r"no space left on device|disk quota exceeded", re.IGNORECASE)
 # A substitute for pycosat, which has no wheel, on machines without a compiler. reasoning-gym always
 # imports pycosat, but only one task uses it. The others run with this substitute.
 PYCOSAT = """def _missing(*args, **kwargs):
@@ -45,15 +50,14 @@ PYCOSAT = """def _missing(*args, **kwargs):
 
 solve = itersolve = _missing
 """
-NOT_IN_IMAGE = "this image has no pycosat, which reasoning-gym's task zebra_puzzles needs"
 
 
 class InstallError(Exception):
     """An error to print, and the exit code."""
 
-    def __init__(self, message: str, code: int = 4, output: str = "") -> None:
+    def __init__(self, message: str, code: int = 4) -> None:
         super().__init__(message)
-        self.code, self.output = code, output
+        self.code = code
 
 
 # ---- Packages and locks
@@ -104,12 +108,7 @@ def run(argv: Iterable[str], env: Mapping[str, str] | None = None) -> tuple[int,
     """Run a command, print its output, and return its exit code and output."""
     lines = []
     with subprocess.Popen(
-        [*argv],
-        env=env,
-        text=True,
-        errors="replace",
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
+        [*argv], env=env, text=True, errors="replace", stdout=PIPE, stderr=STDOUT
     ) as process:
         for line in process.stdout or ():
             print(line, end="", flush=True)
@@ -124,12 +123,12 @@ def install_lock(
 
     Return False if an optional lock cannot be installed. Raises InstallError for others.
     """
-    pins = {name: text for name, text in requirements(lock) if name not in kept}
-    print(f"{lock.name}: {len(pins)} packages", flush=True)
+    pins = [(name, text) for name, text in requirements(lock) if name not in kept]
+    print(f"{lock.name}: {len(dict(pins))} packages", flush=True)
     # pip's configured index comes first, because it works without internet access.
-    indexes = [[], [f"--extra-index-url={CPU_INDEX}"]] if "torch" in pins else [[]]
+    indexes = [[], [f"--extra-index-url={CPU_INDEX}"]] if "torch" in dict(pins) else [[]]
     with tempfile.NamedTemporaryFile("w", suffix=".txt", encoding="utf-8") as file:
-        file.writelines(text for name, text in requirements(lock) if name in pins)
+        file.writelines(text for _, text in pins)
         file.flush()
         for installer in installers:
             for index in indexes:
@@ -138,24 +137,29 @@ def install_lock(
                     return True
     if lock.name.endswith(OPTIONAL):
         return False
-    raise failure(lock.name, output)
+    raise failure(lock.name, output, env)
 
 
-def failure(lock: str, output: str) -> InstallError:
-    """Return an error with the reason from pip's output."""
+def failure(lock: str, output: str, env: Mapping[str, str]) -> InstallError:
+    """Return an error with pip's message, or else with the last lines of its output."""
     lines = [line.strip() for line in output.splitlines() if line.strip()]
-    start = next((i for i, line in enumerate(lines) if "DO NOT MATCH THE HASHES" in line), None)
-    if start is not None:
-        reason = "a file's hash differs from the lock's"
-        return InstallError("\n".join([f"{lock}: {reason}:", *lines[start + 1 :]]), 4, output)
-    errors = [line for line in lines if line.startswith("ERROR:")] or lines[-3:]
-    return InstallError("\n".join([f"{lock}: pip failed:", *errors]), 3, output)
+    start = next((i for i, line in enumerate(lines) if line.startswith("ERROR:")), -3)
+    message = "\n".join([f"{lock}: pip failed:", *lines[start:]])
+    if "DO NOT MATCH THE HASHES" in output:
+        return InstallError(message)
+    remedy = "Use a network that reaches its index, or PIP_FIND_LINKS=<folder with the file>."
+    if FULL_DISK.search(output):
+        remedy = "The disk is full. Free space on it."
+    elif PROXY_FAILED.search(output):
+        places = [name for name in env if name.upper() in PROXIES]
+        remedy = f"The proxy failed. Correct it: {', '.join([*places, 'pip config list'])}."
+    return InstallError(f"{message}\n{remedy}", 3)
 
 
 # ---- The environment
 
 
-def join(venv: Path, folders: list[str], no_pycosat: str = NOT_IN_IMAGE) -> None:
+def join(venv: Path, folders: list[str]) -> None:
     """Add `folders` behind the packages in `venv`, and check all. Raises InstallError.
 
     This follows pip, because pip could remove the packages in `folders`.
@@ -163,32 +167,20 @@ def join(venv: Path, folders: list[str], no_pycosat: str = NOT_IN_IMAGE) -> None
     site = site_of(venv)
     base = "".join(f"import site; site.addsitedir({path!r})\n" for path in folders)
     (site / "base.pth").write_text(base, encoding="utf-8")
-    ours = versions([str(site)])
-    if "pycosat" not in ours:
-        (site / "pycosat.py").write_text(PYCOSAT.format(no_pycosat), encoding="utf-8")
-    check(venv, ours)
+    ours, theirs = versions([str(site)]), versions(folders)
+    check(venv, ours, theirs)
     # These keep a later `pip install` from replacing torch.
-    keep = {**guarded(versions(folders)), **guarded(ours)}
+    keep = {**guarded(theirs), **guarded(ours)}
     pins = [f"{name}=={version}\n" for name, version in keep.items() if PUBLIC.fullmatch(version)]
     (venv / "constraints.txt").write_text("".join(sorted(pins)), encoding="utf-8")
 
 
-def check(venv: Path, ours: Mapping[str, str]) -> None:
+def check(venv: Path, ours: Mapping[str, str], theirs: Mapping[str, str]) -> None:
     """Check the packages of `venv`, not those of the base. Raises InstallError."""
-    python = [str(venv / "bin" / "python"), "-B"]
-    show = [*python, "-c", "import sys; print(*sys.path[1:], sep='\\n')"]
-    paths = subprocess.run(show, capture_output=True, text=True, check=True).stdout.splitlines()
-    everything = versions(paths)
-    # If one of the base's packages is earlier on the path, Python imports it instead of ours.
-    problems = [
-        f"{name} {version} is not importable, since the base's {everything[name]} is earlier on "
-        f"the path. PYTHONPATH is {os.environ.get('PYTHONPATH', 'not set')}."
-        for name, version in sorted(ours.items())
-        if everything[name] != version
-    ]
-    substitutes = {"pycosat", *(TRITON if TRITON & everything.keys() else ())}
-    argv = [*python, "-m", "pip", "--disable-pip-version-check", "check"]
+    substitutes = {"pycosat", *(TRITON if TRITON & {**ours, **theirs}.keys() else ())}
+    argv = [str(venv / "bin" / "python"), *"-B -m pip --disable-pip-version-check check".split()]
     done = subprocess.run(argv, capture_output=True, text=True, check=False)
+    problems = []
     for line in done.stdout.splitlines():
         match = PROBLEM.match(line)
         if match and canonical(match[1]) in ours and canonical(match[2]) not in substitutes:
@@ -196,23 +188,17 @@ def check(venv: Path, ours: Mapping[str, str]) -> None:
     if problems or done.returncode > 1 or done.stderr.startswith("Traceback"):
         remedy = "Add the required versions to the locks, or use another base image."
         raise InstallError("\n".join([*problems, done.stderr.strip(), remedy]))
-    print(f"{len(ours)} packages on top of the base's, {len(everything)} in all: they fit together")
+    print(f"{len(ours)} packages on top of the base's {len(theirs)}: they fit together")
 
 
-def make_overlay() -> None:
+def make_overlay(locks: list[str]) -> None:
     """Make OVERLAY with the pip settings of the host, which reach no file of it."""
     os.umask(0o022)
-    settings = HERE / "settings.json"
+    settings = json.loads((HERE / "settings.json").read_text(encoding="utf-8"))
     env = {name: value for name, value in os.environ.items() if not name.startswith("PIP_")}
     # Make builds reproducible: DeepSpeed's setup.py writes its extras in the order of a set.
     env |= {"PYTHONHASHSEED": "0", "PIP_DISABLE_PIP_VERSION_CHECK": "1", "PIP_NO_INPUT": "1"}
-    env |= {**json.loads(settings.read_text(encoding="utf-8")), "PIP_CONFIG_FILE": os.devnull}
-    settings.unlink()
-    if OVERLAY.exists():
-        raise InstallError(
-            f"the base already has {OVERLAY}, so it is an image of containers/build.py. Use the "
-            "base of that image"
-        )
+    env |= {**settings, "PIP_CONFIG_FILE": os.devnull}
     folders, python = package_folders(OVERLAY), str(OVERLAY / "bin" / "python")
     has_ensurepip = importlib.util.find_spec("ensurepip") is not None  # if not, the base has pip
     without = [] if has_ensurepip else ["--without-pip"]
@@ -222,17 +208,19 @@ def make_overlay() -> None:
     program = [python] if has_ensurepip else [sys.executable]
     target = [] if has_ensurepip else ["--python", python]
     pip = [*program, "-m", "pip", *target, "install", "--no-compile", "--use-pep517"]
-    for lock in sorted((HERE / "locks").iterdir()):
-        install_lock([tuple(pip)], lock, guarded(versions(folders)), env)
+    for lock in locks:
+        install_lock([tuple(pip)], HERE / lock, guarded(versions(folders)), env)
     join(OVERLAY, folders)
+    missing = "this image has no pycosat, which reasoning-gym's task zebra_puzzles needs"
+    (site_of(OVERLAY) / "pycosat.py").write_text(PYCOSAT.format(missing), encoding="utf-8")
     for cache in [*OVERLAY.rglob("__pycache__")]:
         shutil.rmtree(cache)  # venv installs pip with bytecode
-    shutil.rmtree(HERE)  # a client certificate of the host may be here
+    shutil.rmtree(HERE)  # has passwords and perhaps a client certificate of the host
 
 
 if __name__ == "__main__":
     try:
-        make_overlay()
+        make_overlay(sys.argv[1:])
     except InstallError as error:
         print(f"error: {error}", flush=True)
         sys.exit(error.code)

@@ -1,4 +1,4 @@
-"""Print the tokens and the loss mask of the first rows.
+"""Print the tokens and the loss mask of the first rows and, for GRPO, what rewards give for them.
 
 The launcher starts this program on the CPU, for method=sft, dpo and grpo, without a run directory:
 
@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,9 +27,13 @@ from trl import DPOConfig, SFTConfig
 
 from recipes.data.data_load import Loaded, texts
 from recipes.data.data_prepare import load_once, prepare_prompts
+from recipes.data.data_select import Row
 from recipes.data.data_tokens import IGNORED
 from recipes.models.model_build import build_tokenizer
 from recipes.rank.program import main
+from recipes.rewards.reward_functions import CODE_TESTS
+from recipes.rewards.verifier import build_verifier
+from recipes.sampling.samples import completion
 
 # Trainer arguments that a preview omits.
 OMITTED_ARGS = (
@@ -46,8 +50,14 @@ def preview(config: DictConfig) -> dict[str, Any]:
     loaded = load_once(config, config.method.name)
     tokenizer = build_tokenizer(config, texts(loaded.rows))
     console = Console(width=120, highlight=False, soft_wrap=True)
-    rows = _prompts if config.method.name == "grpo" else _training_rows
-    for title, ids, mask, columns in rows(config, loaded, tokenizer):
+    prompts: list[Row] = []
+    if config.method.name == "grpo":
+        rows = prepare_prompts(config, loaded, tokenizer)
+        prompts = list(itertools.islice(rows, config.data.preview))
+    shown = _prompts(config, prompts, tokenizer)
+    if not prompts:
+        shown = _training_rows(config, loaded, tokenizer)
+    for title, ids, mask, columns in shown:
         head = f"\n{title}: {len(ids)} tokens, {sum(mask)} in the loss"
         console.print(Text(head, style="bold"))
         for n, (token, in_loss) in enumerate(zip(ids, mask, strict=True)):
@@ -59,7 +69,39 @@ def preview(config: DictConfig) -> dict[str, Any]:
     if description.is_file():  # streamed data has none
         facts = json.loads(description.read_text(encoding="utf-8"))
         console.print(Text("\n" + yaml.safe_dump(facts, sort_keys=False, default_flow_style=None)))
+    for line in reward_lines(config, prompts):  # last, because an invalid reward ends the preview
+        console.print(Text(line))
     return {}
+
+
+def reward_lines(config: DictConfig, rows: Sequence[Row]) -> Iterator[str]:
+    """Yield what each reward gives for each row's `answer` and for an empty completion.
+
+    They are one batch, scored as in training. Raises UserError as training would.
+    """
+    if not rows:
+        return
+    cases = []
+    for number, row in enumerate(rows, start=1):
+        if row.get("answer") is not None:
+            cases.append((number, row, "the row's answer", str(row["answer"])))
+        cases.append((number, row, "an empty completion", ""))
+    prompts = [row["prompt"] for _, row, *_ in cases]
+    completions = [completion(row["prompt"], text) for _, row, _, text in cases]
+    names = [name for name in rows[0] if name != "prompt"]
+    columns = {name: [row[name] for _, row, *_ in cases] for name in names}
+    for name, judge in build_verifier(config, names, rows).judges.items():
+        if name == CODE_TESTS:
+            yield f"reward {name}: not scored here, because it needs the run's sandbox"
+            continue
+        by_row: dict[int, list[str]] = {}
+        judged = judge(prompts, completions, columns)
+        for (number, _, what, _), (score, error) in zip(cases, judged, strict=True):
+            value = "none" if score is None else f"{score:g}"
+            text = f"{value} for {what}{f' ({error})' if error else ''}"
+            by_row.setdefault(number, []).append(text)
+        for number, scores in by_row.items():
+            yield f"reward {name}, row {number}: {', '.join(scores)}"
 
 
 def make_trainer(config: DictConfig, loaded: Loaded, tokenizer: PreTrainedTokenizerBase) -> Any:
@@ -105,12 +147,11 @@ def _training_rows(
 
 
 def _prompts(
-    config: DictConfig, loaded: Loaded, tokenizer: PreTrainedTokenizerBase
+    config: DictConfig, rows: Sequence[Row], tokenizer: PreTrainedTokenizerBase
 ) -> Iterator[PreviewRow]:
-    rows = itertools.islice(prepare_prompts(config, loaded, tokenizer), config.data.preview)
     options = config.trainer_args.get("chat_template_kwargs") or {}
     for number, row in enumerate(rows, start=1):
-        prompt = row.pop("prompt")
+        prompt = row["prompt"]
         plain = isinstance(prompt, str)
         if not plain:
             prompt = tokenizer.apply_chat_template(
@@ -118,7 +159,8 @@ def _prompts(
             )
         ids = tokenizer(prompt, add_special_tokens=plain)["input_ids"]
         title = f"row {number}: the prompt, after which the model generates"
-        yield title, ids, [False] * len(ids), row
+        columns = {name: value for name, value in row.items() if name != "prompt"}
+        yield title, ids, [False] * len(ids), columns
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import json
 import os
 import signal
 import subprocess
@@ -22,6 +23,12 @@ from launch.run import main
 from launch.schema import Config
 
 ROOT = Path(__file__).parents[1]
+# config.json of model=tiny
+TINY = {
+    "model_type": "qwen3", "num_hidden_layers": 4, "hidden_size": 128, "intermediate_size": 384,
+    "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 32, "vocab_size": 512,
+    "max_position_embeddings": 1024, "rope_theta": 10000.0, "rms_norm_eps": 1e-6,
+}  # fmt: skip
 
 
 def pytest_configure() -> None:
@@ -106,9 +113,9 @@ def leave_record(folder: Path, config: Config, status: str, **more) -> None:
 
 
 def leave_model(folder: Path) -> None:
-    """Write a model directory that plans accept: a Qwen3 with an empty weights file."""
+    """Write a model directory that plans accept: model=tiny with an empty weights file."""
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "config.json").write_text('{"model_type": "qwen3"}')
+    (folder / "config.json").write_text(json.dumps(TINY))
     (folder / "tokenizer.json").write_text("{}")
     (folder / "model.safetensors").write_bytes((2).to_bytes(8, "little") + b"{}")
 

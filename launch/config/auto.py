@@ -129,7 +129,7 @@ def _is_replicated(composed: DictConfig) -> bool:
     return bool(is_nf4) or fits_on_one_gpu(composed)
 
 
-def fits_on_one_gpu(composed: DictConfig) -> bool:
+def fits_on_one_gpu(composed: DictConfig | Config) -> bool:
     """Return whether the complete training state fits on one GPU.
 
     The state has 16 bytes per parameter: fp32 weights, gradients and two AdamW moments

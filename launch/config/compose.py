@@ -43,7 +43,10 @@ from launch.schema import Config
 CHOOSABLE = ("method.args.", "hardware.dataloader.", "step.", "topology.fsdp.")
 # Files with defaults, which speed=auto may change. It keeps the values of all other files.
 DEFAULTS = ("config", "schema", "method/", "hardware/base/common")
-SMOKE_SIZES = ("method.args.", "model.", "data.", "adapter.", "effective_batch")
+SMOKE_SIZES = (
+    *("method.args.", "model.", "data.", "adapter.", "effective_batch"),
+    "topology.server_max_length",
+)
 PATHS = (
     *("model.path", "model.chat_template", "adapter.path", "data.path", "data.heldout_path"),
     *("data.chat_template", "data.cache", "data.pass_rates"),

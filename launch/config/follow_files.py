@@ -18,7 +18,7 @@ from launch.inputs.model_path import file, files
 from launch.schema import Config
 from launch.schema.enums import Init
 
-AUTO = "auto"
+AUTO, DEFAULT = "auto", "tiny"
 LONGEST = 60  # characters of a model's name, which is a part of the run's
 
 
@@ -43,7 +43,7 @@ def follow(request: Request, composed: DictConfig, run: dict[str, Any]) -> Reque
     if found is None and model.name != AUTO:
         return request
     if not isinstance(found, Found) or any(f"model.{key}" not in keys for key in found.missing):
-        # Models with random weights, such as model=tiny, say nothing about the shape of others.
+        # Models with random weights, such as the default, say nothing about the shape of others.
         is_guess = model.path or preset.get("init") != Init.random.name
         if model.name != AUTO and is_guess:
             return request
@@ -63,7 +63,10 @@ def follow(request: Request, composed: DictConfig, run: dict[str, Any]) -> Reque
 
 
 def warnings(config: Config, request: Sequence[str]) -> Iterator[str]:
-    """Yield a warning if the plan has the shape of other files than model=<name>, or a guess."""
+    """Yield a warning if the plan has the shape of other files than model=<name>, or a guess.
+
+    Raises UserError if the shape is unknown and nothing names a model of the same shape.
+    """
     model = config.model
     if config.smoke or not config.method.uses_model or model.init == Init.random and not model.path:
         return
@@ -71,6 +74,8 @@ def warnings(config: Config, request: Sequence[str]) -> Iterator[str]:
     key = f"model.path={model.path}" if model.path else f"model.hub_id={model.hub_id}"
     options = [line.partition("=")[2] for line in request if line.startswith("model=")]
     if isinstance(found, str) or (found and found.missing):
+        if model.name == DEFAULT and not options and not config.method.exports:
+            raise UserError(_problem(model.path, model.hub_id, found))
         problem = found if isinstance(found, str) else f"it lacks {', '.join(found.missing)}"
         yield (
             f"{key}: its config.json was not used: {problem}. The plan assumes the shape of "
@@ -116,7 +121,8 @@ def _problem(path: str | None, hub_id: str | None, found: Found | str | None) ->
         keys = " ".join(f"model.{key}=<number>" for key in found.missing)
         return f"{found.place}: the shape of the model is incomplete. Add: {keys}."
     if path:
-        return f"model.path={path}: no readable config.json. Use: model.path=<a complete model>."
+        why = found or "no readable config.json"
+        return f"model.path={path}: {why}. Use: model.path=<a complete model>."
     return (
         f"model.hub_id={hub_id}: {found}. Or use: model.path=<directory>, or "
         "model=<a model of the same shape> with this model.hub_id."

@@ -5,7 +5,10 @@ launch/study/sweep.py runs -m.
 
 from __future__ import annotations
 
+import functools
 import os
+import re
+import shlex
 import sys
 from collections.abc import Callable
 from typing import NoReturn
@@ -38,15 +41,27 @@ def reject_hydra_keys(request: Request) -> None:
             )
 
 
-def _reject_option(message: str) -> NoReturn:
-    """Raise UserError in place of argparse's method, which would print Hydra's usage."""
-    raise UserError(f"{message}. Overrides are key=value. See python launch/run.py --help.")
+def _reject_option(arguments: list[str], message: str) -> NoReturn:
+    """Raise UserError in place of argparse's method, which would print Hydra's usage.
+
+    The message has the override that `--key value` or `--key=value` would be.
+    """
+    unknown = re.match(r"unrecognized arguments: --([\w.-]+)(=\S+)?", message)
+    use = ""
+    if unknown:
+        following = arguments[arguments.index(f"--{unknown[1]}") + 1 :] if not unknown[2] else []
+        value = (unknown[2] or "=").removeprefix("=") or next(iter(following), "")
+        override = f"{unknown[1].replace('-', '_')}={value}"
+        if value and "=" not in value:
+            Request([override]).checked()  # which may know another key for it
+            use = f" Use: {shlex.quote(override)}."
+    raise UserError(f"{message}. Overrides are key=value.{use} See python launch/run.py --help.")
 
 
 def run(arguments: list[str], job: Callable[[list[str]], int]) -> int:
     """Pass the arguments to Hydra, which prints something or calls `job`. Return the exit code."""
     parser = get_args_parser()
-    parser.error = _reject_option  # type: ignore[method-assign]
+    parser.error = functools.partial(_reject_option, arguments)  # type: ignore[method-assign]
     parsed = parser.parse_args(arguments)
     if not parsed.shell_completion:  # completion gets half-typed overrides
         options = [argument for argument in arguments if argument not in parsed.overrides]

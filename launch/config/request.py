@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import os
 import sys
 import typing
 from typing import Any
@@ -17,6 +18,7 @@ from launch.config.wording import (
     fields,
     groups,
     is_field,
+    quoted_text,
     remedy,
     type_of,
     unknown_option,
@@ -92,7 +94,7 @@ class Request(tuple[str, ...]):
         lines = []
         for override in self.parsed:
             is_free = _check(override, any_option)
-            line = _quoted(str(override.input_line))  # in user_env, `true` remains a string
+            line = _parsable(str(override.input_line))  # in user_env, `true` remains a string
             is_added = is_free and override.type == OverrideType.CHANGE
             lines.append(f"++{line}" if is_added else line)
         return Request(lines)
@@ -101,26 +103,34 @@ class Request(tuple[str, ...]):
 @functools.cache  # parsing an override at each use took a tenth of the time of a plan
 def _parsed(override: str) -> Override:
     parse = OverridesParser.create().parse_overrides
-    if _quoted(override) != override:
+    if _parsable(override) != override:
         with contextlib.suppress(HydraException):  # a sweep's values have no quotes
             return parse([override])[0]
     try:
-        return parse([_quoted(override)])[0]
+        return parse([_parsable(override)])[0]
     except (HydraException, ValueError) as error:  # ValueError: too many digits
         is_word = "=" not in override and not override.startswith("~")
         problem = "'=' is missing" if is_word else "not an override"
         groups_of_options = {**groups(), "mode": [*Mode.__members__]}
         matches = [f"{g}={override}" for g, names in groups_of_options.items() if override in names]
         hint = f"Did you mean {' or '.join(matches)}?" if matches else SYNTAX
+        if quoted := quoted_text(override):
+            hint = f"Its value needs quotes. Use: {quoted}."
         text = override if override.isprintable() and override.strip() else repr(override)
         shown = text if len(text) <= MAX_SHOWN else f"{text[:MAX_SHOWN]}..."
         raise UserError(f"{shown}: {problem}. {hint}") from error
 
 
-def _quoted(override: str) -> str:
-    """Return an override of user_env with quotes around its value, which may contain any text."""
+def _parsable(override: str) -> str:
+    """Return an override that Hydra can parse.
+
+    A value of user_env, which may contain any text, gets quotes. `~/` becomes the user's home,
+    because a shell expands it only after a space.
+    """
     key, equals, value = override.partition("=")
     is_env = key.lstrip("+").startswith("user_env.")
+    if value.startswith("~/") and not is_env:
+        return f"{key}={os.path.expanduser(value)}"
     if not is_env or not equals or value.lstrip().startswith(("'", '"', "$")):
         return override
     return f"{key}='" + value.replace("'", "\\'") + "'"

@@ -275,7 +275,9 @@ def _shrink_topology(config: Config) -> list[str]:
             )
         topology.servers, topology.server_tensor_parallel = 1, 1
         topology.server_cache_gb = topology.server_cache_gb and min(topology.server_cache_gb, 1)
-        topology.server_max_length = min(MAX_TOKENS, config.model.max_positions)
+        # The user may have kept a longer completion, which needs as much again for its prompt.
+        tokens = max(MAX_TOKENS, 2 * int(value_or_none(config, "max_completion_length") or 0))
+        _set(config, "topology.server_max_length", min(tokens, config.model.max_positions))
         if not config.model.path:
             # With a tied head, vLLM's CPU kernels would keep using its old weights after a reload.
             config.model.tied_embeddings = False

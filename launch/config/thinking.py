@@ -10,6 +10,7 @@ from launch.schema import Config
 
 ARGS = "chat_template_kwargs"  # TRL's name; sampling and evaluation use the same
 SWITCH = "enable_thinking"  # variable of the chat templates of Qwen and SmolLM3
+KEY = f"method.args.{ARGS}.{SWITCH}"
 # model_type -> its templates have SWITCH, for models whose template is not on this machine
 FAMILIES = ("qwen3", "qwen3_moe", "qwen3_5_text", "qwen3_5_moe_text", "smollm3")
 # Nearly all thoughts are longer. Cut off before the answer, they score 0.

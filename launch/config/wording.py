@@ -6,15 +6,22 @@ the errors that `translate` rewrites.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import re
+import shlex
 import typing
 from enum import Enum
 from pathlib import Path
 from typing import Any
 
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.errors import HydraException
+
 from launch.core.errors import UserError, near
+from launch.core.near_names import key_hint, word_hint
+from launch.core.near_names import names as near_names
 from launch.schema import Config, Phase, Task
 from launch.schema.data import Source
 from launch.schema.trainer_args import OWNED, lock
@@ -76,7 +83,7 @@ def unknown_option(group: str, option: str) -> UserError:
     hub = HUB.format(option) if group == "model" and "/" in option else ""
     # The Hub model Qwen/Qwen3-4B is qwen3_4b in conf/model.
     local_name = re.sub(r"[^a-z0-9]+", "_", option.rpartition("/")[2].lower())
-    suggestion = near(option, options) or near(local_name, options)
+    suggestion = word_hint(group, option, options) or near(local_name, options)
     return UserError(
         f"{group}={option}: no such {group}.{suggestion}{hub} Options: {', '.join(options)}."
     )
@@ -125,13 +132,18 @@ def check_key(key: str, override: str) -> bool:
 def _unknown_key(path: list[str], names: list[str], override: str) -> UserError:
     """Return the error for the last part of `path`; `names` are the keys at its level."""
     *parents, name = path
+    where, value = f" in {'.'.join(parents)}" if parents else "", override.partition("=")[2]
+    if hint := key_hint(name, value):
+        return UserError(f"{override}: no key {name!r}{where}.{hint}")
     if not parents:
-        full = [f"{group}.{name}" for group, node in fields(Config).items() if name in fields(node)]
-        if any(name in arguments for arguments in lock()["arguments"].values()):
-            full.append(OWNED.get(name, f"method.args.{name}"))
+        keys = [f"{group}.{name}" for group, node in fields(Config).items() if name in fields(node)]
+        known = set[str]().union(*lock()["arguments"].values())
+        arguments = dict.fromkeys([near_names("arguments").get(name, name), name])
+        keys += [f"method.args.{n}" for n in arguments if n in known and n not in OWNED]
+        full = [shlex.quote(f"{key}={value}") for key in keys]
+        full += [OWNED[name]] if name in OWNED else []
         if full:
             return UserError(f"{override}: no top-level key {name!r}. Use: {' or '.join(full)}.")
-    where = f" in {'.'.join(parents)}" if parents else ""
     keys = [".".join([*parents, other]) for other in names] + ([] if parents else [*groups()])
     listing = f" Keys{where}: {', '.join(names)}." if names else ""
     return UserError(f"{override}: no key {name!r}{where}.{near('.'.join(path), keys)}{listing}")
@@ -181,6 +193,23 @@ def remedy(key: str) -> str:
     return f"{key}=<{words}{'' if bare is node else ' or null'}>" if words else ""
 
 
+def quoted_text(override: str) -> str | None:
+    """Return an override whose value is plain text in the quotes that Hydra and a shell need.
+
+    Return None if the key needs another type, or if its value is meant as more than plain text.
+    """
+    key, equals, value = override.partition("=")
+    is_text = _without_optional(type_of(key.lstrip("+"))) is str
+    if not (equals and is_text) or value.startswith(tuple("[{(\"'")) or "${" in value:
+        return None
+    escaped = re.sub(r'(\\*)("|$)', lambda m: 2 * m[1] + (m[2] and f"\\{m[2]}"), value)
+    quoted = f'{key}="{escaped}"'
+    with contextlib.suppress(HydraException):
+        if OverridesParser.create().parse_override(quoted).value() == value:
+            return shlex.quote(quoted)
+    return None
+
+
 def translate(error: Exception) -> UserError:
     """Return an error of Hydra or OmegaConf as one message with key, value and rule."""
     group, _, option = str(getattr(error, "missing_cfg_file", None) or "").partition("/")
@@ -200,10 +229,11 @@ def translate(error: Exception) -> UserError:
     ambiguous = re.match(r"Ambiguous value for argument '[+~]*(.*?)' 1\. To use it as a list", text)
     if ambiguous:
         key = ambiguous[1].partition("=")[0]
-        as_list = "" if key in groups() else f", or {key}=[...] for a list"
+        quoted = quoted_text(ambiguous[1])
+        as_list = "" if quoted or key in groups() else f", or {key}=[...] for a list"
         text = (
-            f"{ambiguous[1]}: several values, but a run needs one. Use: one value, or -m for a "
-            f"sweep over all of them{as_list}."
+            f"{ambiguous[1]}: several values, but a run needs one. Use: {quoted or 'one value'}, "
+            f"or -m for a sweep over all of them{as_list}."
         )
     absent = re.match(r"Could not delete from config\. '(.*)' does not exist", text)
     if absent:
@@ -238,6 +268,10 @@ def _key_message(key: str, cause: BaseException, text: str) -> str:
         key = override[1]  # the error of OmegaConf has only the last part of the key
     if rule.startswith("Cannot merge"):
         rule = "a list and a mapping cannot be merged"
+    assigned = re.search(rf"override '?[+~]*{re.escape(key)}=\[?([\w.]+(?:, ?[\w.]+)*)", text)
+    if assigned and type_of(key) == dict[str, float]:
+        numbers = ", ".join(f"{name.strip()}: 1.0" for name in assigned[1].split(","))
+        return f"{key}: {rule}. Use: '{key}={{{numbers}}}'."
     value, bare = re.search("[Vv]alue '(.*)', expected", rule), _without_optional(type_of(key))
     hint = near(value[1], bare.__members__) if value and isinstance(bare, type(Enum)) else ""
     use = f" Use: {remedy(key)}." if remedy(key) and not value else ""

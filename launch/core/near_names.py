@@ -1,6 +1,7 @@
 """Suggest corrections for wrong arguments, words and fields, from near_names.yaml."""
 
 import functools
+import json
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
@@ -47,15 +48,25 @@ def columns_hint(fields: Collection[str], needed: Collection[str]) -> str | None
     return " ".join(overrides)
 
 
-def argument_hint(name: str, arguments: Collection[str]) -> str:
+def key_hint(name: str, value: Any = "<value>") -> str:
+    """Return a hint with the key outside method.args that sets `value`; '' if none is known."""
+    text = value if isinstance(value, str) else json.dumps(value)
+    key = names("keys").get(name)
+    return f" Use: {key.format(value=text)}." if key else ""
+
+
+def argument_hint(name: str, arguments: Collection[str], value: Any = "<value>") -> str:
     """Return a hint for an unknown argument, such as ' Did you mean a?'; '' if none is similar."""
     if (near_name := names("arguments").get(name)) in arguments:
         return f" Did you mean {near_name}?"
-    key = names("keys").get(name)
-    return f" Use: {key}." if key else near(name, arguments)
+    hint = key_hint(name, value)
+    needed = hint.partition("method.args.")[2].partition(".")[0]
+    return hint if hint and (not needed or needed in arguments) else near(name, arguments)
 
 
 def word_hint(argument: str, word: str, words: Collection[str]) -> str:
-    """Return a hint for an unknown value of an argument; '' if no valid value is similar."""
+    """Return a hint for an unknown value of an argument or group; '' if no value is similar."""
     near_word = names("words").get(argument, {}).get(word.lower())
-    return f" Did you mean {near_word}?" if near_word in words else near(word.lower(), words)
+    if near_word and near_word not in words:
+        return f" Use: {near_word}."
+    return f" Did you mean {near_word}?" if near_word else near(word.lower(), words)

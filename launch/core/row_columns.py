@@ -38,7 +38,10 @@ def mapping_of(data: Any, source: Any) -> dict[str, Any]:
 def _change(data: Any, method: str | None) -> Callable[[Row], Row]:
     columns = dict(data.columns)  # OmegaConf's access would dominate the time
     partial = partly_mapped(columns)
-    pattern = re.compile(data.answer_pattern) if data.answer_pattern else None
+    try:
+        pattern = re.compile(data.answer_pattern) if data.answer_pattern else None
+    except re.error as error:
+        raise UserError(f"data.answer_pattern={data.answer_pattern}: {error}") from error
     system = data.system_prompt
     form = row_format(method) if method else None
     needed = {*form.read, *form.rewards} if form else set()
@@ -65,6 +68,12 @@ def _renamed(row: Row, columns: dict[str, str | None], needed: set[str]) -> Row:
         renamed.pop(field, None)
         if name is None:
             continue
+        if name in needed and name not in row and field in row:
+            pairs = ", ".join(f"{right}: {left}" for left, right in columns.items())
+            raise ValueError(
+                f"data.columns.{field}={name} is reversed, because the row has {field}. Use: "
+                f"'data.columns={{{pairs}}}'."
+            )
         value, parts = row, [name] if name in row else name.split(".")
         for part in parts:
             if not isinstance(value, dict) or part not in value:

@@ -1,6 +1,6 @@
 """Define the row formats of methods (`rows` in conf/method), for the plan and for the ranks."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -59,10 +59,16 @@ def row_format(name: str) -> RowFormat:
     return FORMATS[name]
 
 
-def fields_problem(row: Mapping[str, Any], name: str, reader: str | None = None) -> str | None:
+def fields_problem(
+    row: Mapping[str, Any],
+    name: str,
+    reader: str | None = None,
+    rewards: Collection[str] | None = None,
+) -> str | None:
     """Return why the fields of a row do not have the format `name`, and the remedy, or None.
 
-    `reader` is what needs the fields, by default the method with the name of the format.
+    `reader` is what needs the fields, by default the method with the name of the format. `rewards`
+    are the fields that rewards read, if they are known.
     """
     form, reader = row_format(name), reader or f"method={name}"
     if reserved := [field for field in form.reserved if field in row]:
@@ -73,9 +79,11 @@ def fields_problem(row: Mapping[str, Any], name: str, reader: str | None = None)
     if any(row.keys() >= {*needed} for needed in form.forms):
         return _system_problem(row, form, reader)
     needs = " or ".join("+".join(needed) for needed in form.forms)
-    # A row may lack the fields of rewards.
-    wanted = [*((*needed, *form.rewards) for needed in form.forms), *form.forms]
-    columns = (columns_hint(row, needed) for needed in wanted)
+    # A row may lack the fields of rewards. No reward could read a field that is renamed.
+    of_rewards = [field for field in form.rewards if rewards is None or field in rewards]
+    wanted = [*((*needed, *of_rewards) for needed in form.forms), *form.forms]
+    kept = {*(rewards or ())}.difference(form.read, form.rewards)
+    columns = (columns_hint(given, w) for given in (row.keys() - kept, row) for w in wanted)
     remedy = field_hint(row) or next(filter(None, columns), form.remedy)
     return (
         f"has {', '.join(row) or 'no field'}, but {reader} needs {needs}."

@@ -105,20 +105,17 @@ def apply_effective_batch(config: Config, on_command_line: Sequence[str] = ()) -
     micro_batch, before = size.ranks * size.per_device, size.accumulation
     after, remainder = divmod(target, micro_batch)
     if remainder:
-        group = int(value(config, "num_generations")) if "num_generations" in known(config) else 1
-        unit = math.lcm(micro_batch, group)
-        sizes = range(1, 65 if target % group == 0 else 1)
+        sizes = range(1, 65 if target % _group(config) == 0 else 1)
         divisors = [b for b in sizes if target % (size.ranks * b) == 0]
         nearest = sorted(sorted(divisors, key=lambda b: abs(b - size.per_device))[:3])
         remedies = [f"method.args.per_device_train_batch_size={b}" for b in nearest]
-        remedies.append(f"effective_batch={max(1, round(target / unit)) * unit}")
+        remedies.append(f"effective_batch={nearest_batch(config, target)}")
         servers, width = config.topology.servers, config.topology.server_tensor_parallel
         is_split = servers and config.runtime.slurm.nodes == 1
         left = size.ranks + servers * width if is_split else 0  # GPUs to divide
-        for n in range(servers + 1, -(-left // width)):
-            if target % ((left - n * width) * size.per_device) == 0:
-                remedies.append(f"topology.servers={n} {key}")
-                break
+        trainers = (left - n * width for n in range(1, -(-left // width)))
+        if any(target % (number * size.per_device) == 0 for number in trainers):
+            remedies.append(f"topology.servers=auto {key}")
         raise UserError(
             f"{key}: not a multiple of {micro_batch} ({size.ranks} rank(s) x {size.per_device} "
             f"sequences). Use: {' or '.join(remedies)}."
@@ -133,6 +130,18 @@ def apply_effective_batch(config: Config, on_command_line: Sequence[str] = ()) -
     config.method.args["gradient_accumulation_steps"] = after
     warning = f"{key}: gradient_accumulation_steps={after}, in place of {before}."
     return [warning] if before not in (1, after) else []
+
+
+def nearest_batch(config: Config, target: int) -> int:
+    """Return the number of sequences nearest to `target` that the ranks can share in a step."""
+    size = batch(config)
+    unit = math.lcm(size.ranks * size.per_device, _group(config))
+    return max(1, round(target / unit)) * unit
+
+
+def _group(config: Config) -> int:
+    """Return the number of sequences that a step contains in whole groups."""
+    return int(value(config, "num_generations")) if "num_generations" in known(config) else 1
 
 
 def min_staleness(config: Config) -> int:

@@ -126,16 +126,29 @@ def checkpoint_bytes(config: Config) -> float:
     return (n.width + copy) * n.trained + moments
 
 
-def run_bytes(config: Config) -> float:
-    """Return the bytes of a training run's directory: its checkpoints and the model.
+def num_checkpoints(config: Config) -> int:
+    """Return the checkpoints that a run has while it saves: one more than it keeps.
 
-    While it saves, there is one checkpoint more than it keeps. A run that keeps all has two.
+    A run that keeps all counts as one that keeps one.
     """
+    strategy = getattr(value := value_or_none(config, "save_strategy"), "value", value)
+    limit = value_or_none(config, "save_total_limit")
+    return 0 if strategy == "no" else int(limit or 1) + 1
+
+
+def run_bytes(config: Config) -> float:
+    """Return the bytes of a training run's directory: its checkpoints and the model."""
     if not config.method.trains:
         return 0.0
-    strategy = getattr(value := value_or_none(config, "save_strategy"), "value", value)
-    kept = 0 if strategy == "no" else int(value_or_none(config, "save_total_limit") or 1) + 1
-    return kept * checkpoint_bytes(config) + config.save_model * base_bytes(config)
+    checkpoints = num_checkpoints(config) * checkpoint_bytes(config)
+    return checkpoints + config.save_model * model_bytes(config)
+
+
+def model_bytes(config: Config) -> float:
+    """Return the bytes of the saved model; an adapter is saved, and merged into its base."""
+    n, is_full = Counts.of(config), config.adapter.rank is None
+    base = 0.0 if is_full else max(2.0, BYTES[config.precision.weights]) * n.base
+    return base + n.width * n.trained
 
 
 def offloaded_bytes(config: Config) -> dict[str, float]:

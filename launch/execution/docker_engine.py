@@ -49,11 +49,11 @@ def connect(hint: str = "Without containers: runtime=local.") -> docker.DockerCl
 
 
 def explain(error: Exception) -> str:
-    """Return the engine's message, or the root cause of a connection error."""
-    message = getattr(error, "explanation", None) or images_engine.root_cause(error)
+    """Return the engine's message, with a remedy for podman."""
+    message = images_engine.explain(error)
     if "container-init binary not found" in message:  # of podman, which only recommends it
         message += ". Install it (Debian, Fedora: the package catatonit)."
-    return str(message)
+    return message
 
 
 @contextlib.contextmanager
@@ -74,7 +74,7 @@ def check(plan: Plan, host: Host) -> dict[str, Any]:
 
     Return the image's facts for the record.
     """
-    if problem := docker_host.problem(images_engine.address()):
+    if problem := docker_host.problem(container_engine.address(os.environ)):
         raise HostError(problem)
     client, name = connect(), plan.config.container.name
     check_limits(client, plan)

@@ -12,7 +12,7 @@ from typing import Any
 
 from launch.config.identity import composition, composition_hash, identity, identity_of
 from launch.core.json_files import plain, read_json, sha256, write_json
-from launch.inputs import sample_files
+from launch.inputs import reward_files, sample_files
 from launch.inputs.jsonl_files import named_files
 from launch.inputs.tuned_files import tuned_files
 from launch.machine.detect import Host
@@ -181,9 +181,10 @@ def adapter_files(config: Config) -> list[str]:
 
 
 def data_paths(plan: Plan) -> list[str]:
-    """Return the existing data files, sample directories and tuned files of the composition."""
+    """Return the existing data files, sample directories, rewards and tuned files of the run."""
     source, tuned = plan.config.data, tuned_files(plan.config).values()
     paths = [source.path, source.heldout_path, *named_files(plan.config).values(), *map(str, tuned)]
+    paths += reward_files.sources(plan.config)
     return [path for path in paths if path and Path(path).exists()]
 
 

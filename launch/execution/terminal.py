@@ -16,6 +16,7 @@ from launch.execution import secret_files
 from launch.execution.execute import check_host, handling, write_inputs
 from launch.execution.local import environment
 from launch.execution.mounted import on_host
+from launch.machine import container_engine
 from launch.machine.detect import Host
 from launch.plan import rundir, show
 from launch.plan.planning import make_plan
@@ -57,8 +58,7 @@ def run(config: Config, host: Host, warnings: Sequence[str], request: Request) -
 
 def _attached_container(spec: ContainerSpec, image_id: str, host: Host) -> int:
     """Run a container with this terminal and return its exit code. Raises HostError."""
-    from containers import engine  # with docker_engine, the import takes 0.25 s
-    from launch.execution import docker_engine
+    from launch.execution import docker_engine  # the import takes 0.25 s
 
     program = shutil.which("docker")
     if program is None:
@@ -69,7 +69,8 @@ def _attached_container(spec: ContainerSpec, image_id: str, host: Host) -> int:
     is_terminal = sys.stdin.isatty() and sys.stdout.isatty()
     spec = dataclasses.replace(spec, stdin=True, tty=is_terminal)
     container = docker_engine.create(docker_engine.connect(), spec, image_id, host)
-    argv = [program, "--host", engine.address(), "start", "--attach", "--interactive", spec.name]
+    address = container_engine.address(os.environ)
+    argv = [program, "--host", address, "start", "--attach", "--interactive", spec.name]
     try:
         return _attached(argv, os.environ)
     finally:

@@ -5,6 +5,8 @@ import os
 import sys
 from pathlib import Path
 
+from launch.schema import Config
+
 # Parameters that are not columns of the rows: TRL's, and those of every reward.
 GIVEN = "prompts completions completion_ids trainer_state log_extra log_metric environments".split()
 
@@ -14,6 +16,12 @@ def source_of(module: str) -> Path | None:
     bases = [Path(folder, *module.split(".")) for folder in (os.getcwd(), *sys.path)]
     files = (file for base in bases for file in (base.with_suffix(".py"), base / "__init__.py"))
     return next(filter(Path.is_file, files), None)
+
+
+def sources(config: Config) -> list[str]:
+    """Return the files of the user's rewards; not what these files import."""
+    modules = [name.rpartition(".")[0] for name in config.method.rewards if "." in name]
+    return [str(source) for source in map(source_of, modules) if source]
 
 
 def columns_of(name: str) -> list[str]:

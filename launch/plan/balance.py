@@ -1,15 +1,16 @@
-"""Find the number of servers with the most tokens per second under topology=split.
+"""Find the fastest split of the GPUs between servers and trainers under topology=split.
 
 Each candidate is a copy of the composition with another number of servers; composing each one again
 would be slow.
 """
 
+import dataclasses
 from collections.abc import Iterator
 
 from launch.config.choose import choose, with_value, without_choices
 from launch.core.errors import UserError
 from launch.estimate import margin
-from launch.estimate.batch_counts import apply_effective_batch, batch
+from launch.estimate.batch_counts import ACCUMULATION, batch, nearest_batch
 from launch.estimate.speed import estimate_speed
 from launch.machine import placement
 from launch.machine.detect import Host
@@ -33,7 +34,7 @@ def balance(config: Config, host: Host) -> Balance | None:
         return None
     if step.generation_s is None or step.training_s is None:
         return None
-    best = _fastest(config, host)
+    best = fastest_split(config, host)
     gain = (estimate_speed(best).tokens_per_second or 0.0) / step.tokens_per_second if best else 1.0
     if best is None or gain < MIN_GAIN:
         best, gain = config, 1.0
@@ -49,10 +50,11 @@ def balance(config: Config, host: Host) -> Balance | None:
 
 
 def with_servers(config: Config) -> Config:
-    """Return a copy with the fastest number of servers in place of topology.servers=auto.
+    """Return a copy with the fastest split in place of topology.servers=auto.
 
-    If no speed is predicted or no number fits, use the smallest number that the rules allow. Raises
-    UserError if topology.servers is neither a number nor auto.
+    A step gets nearly as many sequences as with the fewest servers that the rules allow. If no
+    speed is predicted or nothing fits, use that number. Raises UserError if topology.servers is
+    neither a number nor auto.
     """
     servers = config.topology.servers
     if isinstance(servers, int) and not isinstance(servers, bool):
@@ -66,14 +68,36 @@ def with_servers(config: Config) -> Config:
     check_settings(minimal)
     if not config.method.trains:
         return minimal
-    smallest = next((split for split in _splits(minimal) if not refusals(split)), None)
-    best = None
-    if smallest and estimate_speed(smallest).step_s:
-        best = _fastest(choose(smallest, NEUTRAL_HOST), NEUTRAL_HOST)
-    return with_value(config, KEY, (best or smallest or minimal).topology.servers)
+    splits = _splits(minimal, config.effective_batch or batch(minimal).sequences)
+    chosen = next((split for split in splits if not refusals(split)), None)
+    if chosen is None:
+        return minimal
+    if estimate_speed(chosen).step_s:
+        best = fastest_split(choose(chosen, NEUTRAL_HOST), NEUTRAL_HOST)
+        chosen = best or chosen
+    split = with_value(minimal, KEY, chosen.topology.servers)
+    if keeps_batch(config):
+        return split
+    return dataclasses.replace(split, effective_batch=batch(chosen).sequences)
 
 
-def _fastest(config: Config, host: Host) -> Config | None:
+def fastest_split(config: Config, host: Host, sequences: int | None = None) -> Config | None:
+    """Return the fastest split with nearly as many sequences per step, or nearly `sequences`.
+
+    Each split first gets the nearest number that its trainers can share. The number of the fastest
+    then decides, so no split with that number is faster than the one returned. None if none fits.
+    """
+    target = sequences or batch(config).sequences
+    nearest = _fastest(config, host, target)
+    return _fastest(config, host, batch(nearest).sequences, is_exact=True) if nearest else None
+
+
+def keeps_batch(config: Config) -> bool:
+    """Return whether the user fixed the batch of a step or of a rank."""
+    return config.effective_batch is not None or ACCUMULATION in config.speed_keeps
+
+
+def _fastest(config: Config, host: Host, sequences: int, is_exact: bool = False) -> Config | None:
     """Return the fastest split that passes every rule and fits in memory, or None.
 
     speed=auto makes its choices for each split. If several tie, return the split with the fewest
@@ -81,21 +105,30 @@ def _fastest(config: Config, host: Host) -> Config | None:
     trainers may then be as tight, and a single trainer would be much slower.
     """
     has_margin = margin.fits_with_margin(config, host)
-    candidates = [
-        choose(split, host) for split in _splits(without_choices(config)) if not refusals(split)
-    ]
+    splits = _splits(without_choices(config), sequences, is_exact)
+    candidates = [choose(split, host) for split in splits if not refusals(split)]
     candidates.sort(key=lambda split: -(estimate_speed(split).tokens_per_second or 0.0))
     fits = margin.fits_with_margin if has_margin else margin.fits
     return next((split for split in candidates if fits(split, host)), None)
 
 
-def _splits(config: Config) -> Iterator[Config]:
-    """Yield a copy for each number of servers whose trainers can share the effective batch."""
+def _splits(config: Config, sequences: int, is_exact: bool = False) -> Iterator[Config]:
+    """Yield a copy for each number of servers, with nearly as many sequences per step.
+
+    Trainers that cannot share the effective batch, or exactly `sequences`, are left out.
+    """
     max_servers = (placement.num_gpus(config) - 1) // config.topology.server_tensor_parallel
     for servers in range(1, max_servers + 1):
-        split = with_value(with_value(config, KEY, servers), "method.args", {**config.method.args})
-        try:
-            apply_effective_batch(split)
-        except UserError:  # the effective batch is not divisible by the number of trainers
-            continue
-        yield split
+        split = with_sequences(with_value(config, KEY, servers), sequences)
+        needed = config.effective_batch or (sequences if is_exact else None)
+        if needed in (None, batch(split).sequences):
+            yield split
+
+
+def with_sequences(config: Config, sequences: int) -> Config:
+    """Return a copy with nearly this number per step, or `config` if the accumulation is fixed."""
+    if config.effective_batch is None and keeps_batch(config):
+        return config
+    size = batch(config)
+    rounds = nearest_batch(config, sequences) // (size.ranks * size.per_device)
+    return with_value(config, ACCUMULATION, rounds)

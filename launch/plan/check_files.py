@@ -56,6 +56,7 @@ QUANTIZERS = {
     "quark": ("amd-quark",),
     "eetq": ("kernels",),
 }
+MAKE_TARGETS = ("quantization", "gguf")  # that install the packages of a file in containers/cpu
 ATTENTION = {"flash_attention_2": "flash-attn", "flash_attention_3": "flash-attn-3"}
 PICKLES = ("pytorch_model*.bin", "*.pt", "*.pth", "*.ckpt")
 
@@ -165,6 +166,9 @@ def _check_packages(config: Config) -> None:
     if value_or_none(config, "use_liger_kernel"):
         key = "method.args.use_liger_kernel"
         _check_package(config, f"{key}=true", "liger-kernel", f"{key}=false", "liger.in")
+    if "gguf" in (value_or_none(config, "formats") or ()):
+        remedy = "method.args.formats=[safetensors]"
+        _check_package(config, "method.args.formats=[gguf]", "gguf", remedy, "gguf.in")
     if config.smoke:  # a CPU computes in fp32
         return
     optimizer = value_or_none(config, "optim") or ""
@@ -247,8 +251,8 @@ def _check_package(
     if not config.runtime.slurm.python and not (
         importlib.util.find_spec(parent) and importlib.util.find_spec(module)
     ):
-        is_low_precision = package in LOW_PRECISION.values()
-        install = "make quantization" if is_low_precision else f"pip install {package}"
+        target = requirements.removesuffix(".in")
+        install = f"make {target}" if target in MAKE_TARGETS else f"pip install {package}"
         raise UserError(
             f"{override}: the package {package} is not installed. Use: {install}, or {remedy}."
         )

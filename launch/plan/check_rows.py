@@ -2,7 +2,8 @@
 
 import contextlib
 import itertools
-from collections.abc import Iterator
+import re
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -10,7 +11,14 @@ from launch.core import row_formats
 from launch.core.errors import UserError, near_or_all
 from launch.core.json_lines import json_rows
 from launch.core.near_names import columns_hint
-from launch.core.row_check import are_messages, check_forms, check_row, conformed, form_of
+from launch.core.row_check import (
+    are_messages,
+    check_forms,
+    check_row,
+    conformed,
+    form_of,
+    trainer_fields,
+)
 from launch.core.row_columns import mapped, mapping_of
 from launch.core.row_messages import Row
 from launch.core.row_tests import parse_tests
@@ -25,6 +33,11 @@ from launch.schema.trainer_args import value_or_none
 PLAN_LINES = 10_000  # lines whose fields mode=plan checks; a run checks all
 FIRST_ROWS = 500  # rows whose values are checked, which takes a hundredth of a second
 TOKENIZER = "tokenizer"  # in place of a row format
+TEMPLATE_ONLY = "data.system_prompt=''"  # turns text prompts into messages
+# What recipes/rewards/answers.py takes for the final answer at the end of a solution.
+FINAL_ANSWER = re.compile(r"####|\\boxed\{|\banswer(?:\s+is\b|\s*:)", re.IGNORECASE)
+LATEX_COMMAND, WORD = re.compile(r"\\[A-Za-z]+"), re.compile(r"[^\W\d_]{2,}")
+ANSWER_WORDS, ANSWER_LETTERS = 8, 80  # of an answer that a model may repeat; our choice
 
 
 @dataclass(frozen=True)
@@ -57,33 +70,79 @@ def check_rows(config: Config, all_lines: bool) -> None:
         _check_rewards(config, "data.sources", set().union(*filter(None, mixed)))
 
 
-def row_warnings(config: Config) -> Iterator[str]:
-    """Warn of a text prompt for a model with a chat template, and of answers with a solution."""
+def text_prompts(config: Config, keys: Collection[str]) -> str | None:
+    """Return the key of a file whose prompts are text although the model has a chat template.
+
+    Return None if data.system_prompt is in `keys`, which the user set, or if an evaluation has the
+    rows of the training.
+    """
     method = config.method
+    is_chosen = "data.system_prompt" in keys or any(c.key == "data" for c in config.followed)
+    if is_chosen or not (method.trains or method.kind == "evaluator"):
+        return None
+    if not model_path.has_chat_template(config):
+        return None
+    for file, rows in _first_rows(config, 1):
+        if file.row_format == method.rows and rows:
+            fields = trainer_fields(rows[0], str(file.row_format))
+            if "prompt" in fields and isinstance(rows[0]["prompt"], str):
+                return file.key
+    return None
+
+
+def row_warnings(config: Config, keys: Collection[str] = ()) -> Iterator[str]:
+    """Warn of prompts without the model's chat template, and of answers that rewards cannot use.
+
+    `keys` are the keys that the user set.
+    """
+    if key := text_prompts(config, keys):
+        yield (
+            f"{key}: prompt is text, so the model's chat template is not applied, but chats and "
+            f"servers apply it. Use: {TEMPLATE_ONLY}, data.system_prompt='<instructions>', or a "
+            'prompt of messages, such as [{"role": "user", "content": "..."}]; '
+            "data.system_prompt=null keeps text."
+        )
+    method, columns = config.method, trainer_args.lock()["rewards"]
+    needed = {columns.get(name) for name in method.rewards}
     if not (method.generates or method.kind == "evaluator"):
         return
-    has_template = model_path.has_chat_template(config)
-    compares = "accuracy" in method.rewards
-    for file in _files(config):
-        if file.row_format not in ("grpo", "evaluate"):
+    for file, rows in _first_rows(config, FIRST_ROWS):
+        if not (rows and file.row_format and row_formats.FORMATS[file.row_format].rewards):
             continue
-        with contextlib.suppress(UserError):  # check_rows reports it
+        answer = str(rows[0].get("answer") or "").strip()
+        if "accuracy" in method.rewards and _is_solution(answer):
+            yield (
+                f"{file.key}: the answer of the first row is a whole text, which the reward "
+                "accuracy compares with the model's final answer, so the reward will be 0. Use: "
+                "'data.answer_pattern=\"<pattern with one group>\"', or a reward of yours, such as "
+                "'method.rewards={<module>.<function>: 1.0}'."
+            )
+        unscored = sum(all(row.get(name) is None for name in needed) for row in rows)
+        if unscored and None not in needed and method.reward_pattern is None:
+            yield (
+                f"{file.key}: {unscored} of the first {len(rows)} rows have no "
+                f"{' or '.join(sorted(needed))}, so no reward scores their answers. Remove these "
+                "rows."
+            )
+
+
+def _is_solution(answer: str) -> bool:
+    """Return whether an answer is a text without a final answer that recipes/rewards can find."""
+    if FINAL_ANSWER.search(answer):
+        return False
+    words = WORD.findall(LATEX_COMMAND.sub("", answer))
+    is_long = len(words) > ANSWER_WORDS or sum(map(len, words)) > ANSWER_LETTERS
+    return is_long or "\n" in answer
+
+
+def _first_rows(config: Config, number: int) -> Iterator[tuple[_File, list[Row]]]:
+    """Yield each file, and its first rows as the method reads them. check_rows reports errors."""
+    for file in _files(config):
+        if file.row_format in row_formats.FORMATS:
             rows = mapped(json_rows(file.path), file.data, file.row_format)
-            first = conformed(next((row for _, row in rows), {}), file.row_format)
-            if has_template and isinstance(first.get("prompt"), str):
-                yield (
-                    f"{file.key}: prompt is text, so the model's chat template is not applied. "
-                    "Use: data.system_prompt='<instructions>', or a prompt of messages, such as "
-                    '[{"role": "user", "content": "..."}].'
-                )
-            answer = str(first.get("answer") or "").strip()
-            if compares and ("####" in answer or "\n" in answer):
-                pattern = r"####\s*(.+)" if "####" in answer else "<pattern with one group>"
-                yield (
-                    f"{file.key}: the answer of the first row looks like a whole solution, but the "
-                    "reward accuracy needs the final answer alone. Use: "
-                    f"'data.answer_pattern=\"{pattern}\"'."
-                )
+            with contextlib.suppress(UserError):
+                first = [row for _, row in itertools.islice(rows, number)]
+                yield file, [conformed(row, str(file.row_format)) for row in first]
 
 
 def _files(config: Config) -> Iterator[_File]:
@@ -120,6 +179,7 @@ def _check_file(
     if row_format == TOKENIZER:
         row_format, reader = "sft", f"{file.key}, from which random weights get a tokenizer,"
     lacks_template = model_path.lacks_chat_template(config)
+    has_template, reads = model_path.has_chat_template(config), _reward_columns(config)
     masks_turns = row_format == "sft" and value_or_none(config, "assistant_only_loss")
     present, lines = set[str](), json_rows(file.path)
     rows = mapped(itertools.islice(lines, number), file.data, row_format)
@@ -127,9 +187,11 @@ def _check_file(
         present.update(row)
         if row_format is None:
             continue
-        if problem := row_formats.fields_problem(row, row_format, reader):
-            model = " Use: model.path=<a trained model>." if "tokenizer" in reader else ""
-            raise UserError(f"{place}: {problem}{model}")
+        if problem := row_formats.fields_problem(row, row_format, reader, reads):
+            more = " Use: model.path=<a trained model>." if "tokenizer" in reader else ""
+            if "data.columns.prompt=" in problem and file.data.system_prompt is None:
+                more = f" Add {TEMPLATE_ONLY} for the model's chat template." * has_template
+            raise UserError(f"{place}: {problem}{more}")
         if n < FIRST_ROWS:
             row = conformed(row, row_format)
             check_row(row, place, row_format)
@@ -174,6 +236,13 @@ def _check_fields(config: Config, place: str, row: Row) -> None:
             raise UserError(f"{place}: {error}") from error
 
 
+def _reward_columns(config: Config) -> set[str]:
+    """Return the columns that the rewards read."""
+    columns, rewards = trainer_args.lock()["rewards"], config.method.rewards
+    own = (column for name in rewards for column in columns_of(name))
+    return {*own, *filter(None, map(columns.get, rewards))}
+
+
 def _check_rewards(config: Config, key: str, present: set[str] | None) -> None:
     """Raise UserError if no row has the field that a reward reads. The fields may be unknown."""
     if not present:
@@ -182,10 +251,13 @@ def _check_rewards(config: Config, key: str, present: set[str] | None) -> None:
         columns = present - {"prompt"}  # which rewards get as `prompts`
         missing = [column for column in columns_of(name) if column not in columns]
         if missing:
+            names = [f for f, column in config.data.columns.items() if column == missing[0]]
+            renamed = f" Remove data.columns.{names[0]}, which renames it." if names else ""
+            if not names or names == ["prompt"]:
+                renamed = " Use: prompts, completions, a column, or a default value."
             raise UserError(
                 f"method.rewards.{name}: its parameter {missing[0]} is not a column of {key}, "
-                f"which has {', '.join(sorted(columns)) or 'none'}. Use: prompts, completions, a "
-                "column, or a default value."
+                f"which has {', '.join(sorted(columns)) or 'none'}.{renamed}"
             )
         field = trainer_args.lock()["rewards"].get(name)
         has_pattern = name == "regex" and config.method.reward_pattern is not None

@@ -18,9 +18,8 @@ from launch.machine import container_engine
 from launch.machine.detect import Host
 from launch.plan.container import image_reference
 from launch.plan.container_argv import sif
-from launch.plan.predictions import gigabytes
+from launch.plan.predictions import download_gb, gigabytes
 from launch.schema import Config
-from launch.schema.enums import Init
 
 WEIGHTS = (".safetensors", ".bin")
 
@@ -101,14 +100,12 @@ def _local_image(config: Config) -> images.Image | None:
 def weights(config: Config, host: Host) -> str | None:
     """Return whether the Hub's weights are in the cache; None if the run needs none of the Hub."""
     model = config.model
-    is_local = model.path is not None or model.init == Init.random
-    if not config.method.uses_model or is_local or not model.hub_id:
+    if not model.hub_id or not download_gb(config):
         return None
     gb = _cached_gb(model.hub_id, model.revision or "main", host)
     if gb:
         return f"{model.hub_id}: in the cache, {gigabytes(gb)} GB"
-    # The Hub's weights are seldom wider than 16 bits, and quantized ones are smaller.
-    gb = 2 * model.num_parameters / 1e9
+    gb = download_gb(config)
     terms = "; gated: accept its license on the Hub, then export HF_TOKEN" if model.gated else ""
     return f"{model.hub_id}: not in the cache, up to {gigabytes(gb, 2)} GB to download{terms}"
 

@@ -12,11 +12,12 @@ from typing import Any
 import yaml
 
 from launch.config import follow_run, smoke, thinking
+from launch.config.request import Request
 from launch.estimate import batch_counts, margin, run_length
 from launch.machine import placement
 from launch.machine.detect import Host
 from launch.machine.gpu import GIB
-from launch.plan import data_cache, local_copies, next_steps, predictions, resuming
+from launch.plan import check_rows, data_cache, local_copies, next_steps, predictions, resuming
 from launch.plan.predictions import (
     Facts,
     is_without_rows,
@@ -85,9 +86,13 @@ def pipeline_page(run_dir: Path, plans: list[Plan], host: Host, verbose: bool) -
 def next_command(request: Sequence[str], config: Config, host: Host, *words: str) -> list[str]:
     """Return lines with the command that starts the planned run, and what has to happen before.
 
-    `words` are added to the command: an override that makes the run fit, or -m for a sweep.
+    `words` are added to the command: an override that makes the run fit, or -m for a sweep. The
+    remedies of two warnings are added, too: an adapter's learning rate, and a chat template.
     """
-    kept = [*_without_output_keys(request), *filter(None, [adapter_rate(config)])]
+    fixes = [adapter_rate(config) or ""]
+    if check_rows.text_prompts(config, Request(request).keys):
+        fixes += shlex.split(check_rows.TEMPLATE_ONLY)
+    kept = [*_without_output_keys(request), *filter(None, fixes)]
     command = next_steps.command_line("run", *words, *kept)
     if config.runtime.name == "kubernetes":
         return [f"Next: {command} mode=plan format=json | jq .manifest | kubectl apply -f -"]
@@ -153,7 +158,7 @@ def _composition(plan: Plan) -> Facts:
         files = ", ".join(f"{s.weight:.4g} {s.path or s.hub_id}" for s in data.sources)
         files = files or data.path or data.heldout_path or data.hub_id or ""
         text = f"{data.kind} {next_steps.short_path(files)}"
-        if data.kind in ("jsonl", "hub"):
+        if data.kind in ("jsonl", "hub", "mix"):
             text += _row_counts(config)
         if data.kind in ("reasoning", "code"):
             tasks = _tasks(data)
@@ -181,6 +186,8 @@ def _row_counts(config: Config) -> str:
         text = f", {used}{about}{rows:,} row{'s' * (rows != 1)}"
     if heldout:
         text += f", {about}{heldout:,} held out"
+    if config.method.trains and not data.has_heldout:
+        text += ", nothing held out to compare before and after (data.heldout_fraction=0.05)"
     if data.heldout_split and config.method.measures_model:
         text += f", split {data.heldout_split}"
     return text
@@ -242,12 +249,13 @@ def _model(config: Config) -> str:
         source = next_steps.short_path(model.path)
     elif model.init == Init.random:
         source = "random weights"
-    thinks = {None: "", False: ", thinking off", True: ", thinking on"}[thinking.of(config)]
+    state = {None: "", False: "off", True: "on"}[thinking.of(config)]
+    thinks = f", thinking {state} ({thinking.KEY})" if state else ""
     return f"{model.name}, {size}, from {source}{thinks}"
 
 
 def _count(number: float) -> str:
-    return f"{number / 1e9:.3g} billion" if number >= 1e9 else f"{number / 1e6:.3g} million"
+    return f"{number / 1e9:.3g} billion" if number >= 999.5e6 else f"{number / 1e6:.3g} million"
 
 
 def _tasks(data: Data) -> str:
@@ -278,7 +286,10 @@ def _place(config: Config) -> str:
     if placement.shares_gpu(config):
         text += " to generate and train"
     elif topology.servers:
-        text = f"{_devices(config, placement.num_server_gpus(config))} to generate, {text} to train"
+        ahead = {True: " one step ahead (topology.overlap)", "stream": " continuously"}
+        how = ahead.get(topology.overlap, "")
+        servers = _devices(config, placement.num_server_gpus(config))
+        text = f"{servers} to generate{how}, {text} to train"
     if config.method.kind == "service":
         each = topology.server_tensor_parallel
         number = placement.num_gpus(config) // each

@@ -11,7 +11,7 @@ from launch.config.request import Request
 from launch.core.errors import UserError
 from launch.core.json_files import plain, read_json
 from launch.estimate import batch_counts, margin, memory, speed
-from launch.estimate.rank_state import checkpoint_bytes
+from launch.estimate.rank_state import num_checkpoints, run_bytes
 from launch.inputs import sample_files
 from launch.machine import placement
 from launch.machine.detect import Host
@@ -38,7 +38,6 @@ from launch.rules.warnings import rule_warnings
 from launch.schema import Config, trainer_args
 from launch.schema.enums import SpeedMode, Vendor
 from launch.schema.plan import Memory, Plan
-from launch.schema.trainer_args import value_or_none
 
 # The keys of config.yaml, which every rank reads, that the composition does not have.
 EXTRA_KEYS = ("run_dir", "trainer_args", "tuned", "data_cache", "provenance")
@@ -153,7 +152,7 @@ def make_plan(
             *host_warnings(config, host, smaller),
             *tools.warnings(config),
             *export_files.warnings(config),
-            *check_rows.row_warnings(config),
+            *check_rows.row_warnings(config, request.keys),
         ],
         tuned=tuned.for_ranks(config, host, run_dir, ports),
         data_cache=data_cache.for_ranks(unchosen, host),
@@ -250,18 +249,15 @@ def rank_config(plan: Plan) -> dict[str, Any]:
 
 
 def _disk_warnings(config: Config, host: Host) -> Iterator[str]:
-    """Warn if the kept checkpoints and the next one do not fit on the disk of run_root."""
-    strategy = value_or_none(config, "save_strategy")
-    saves = config.method.trains and getattr(strategy, "value", strategy) not in (None, "no")
+    """Warn if the checkpoints and the model do not fit on the disk of run_root."""
     is_here = config.runtime.name not in ("slurm", "kubernetes")
-    if host.disk_free is None or not is_here or not saves or config.smoke:
+    if host.disk_free is None or not is_here or config.smoke:
         return
-    free_gb = host.disk_free(config.run_root) / 1e9
-    size_gb, kept = checkpoint_bytes(config) / 1e9, value_or_none(config, "save_total_limit")
-    needed_gb = size_gb * ((kept or 1) + 1)
+    free_gb, needed_gb = host.disk_free(config.run_root) / 1e9, run_bytes(config) / 1e9
+    number = num_checkpoints(config)
     if needed_gb > free_gb:
         yield (
-            f"run_root={config.run_root}: {free_gb:.0f} GB are free, but {kept or 1} checkpoint(s) "
-            f"and the next one need {needed_gb:.0f} GB. Use: run_root=<directory on a larger disk>"
-            f"{' or method.args.save_total_limit=1' * (kept != 1)}."
+            f"run_root={config.run_root}: {free_gb:.0f} GB are free, but {number} checkpoint(s) "
+            f"and the model need {needed_gb:.0f} GB. Use: run_root=<directory on a larger disk>"
+            f"{' or method.args.save_total_limit=1' * (number > 2)}."
         )

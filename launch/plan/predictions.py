@@ -16,7 +16,7 @@ from launch.estimate.memory import HOST
 from launch.estimate.speed import estimate_speed
 from launch.machine import placement
 from launch.schema import Choice, Config
-from launch.schema.enums import SpeedMode, Vendor
+from launch.schema.enums import Init, SpeedMode, Vendor
 from launch.schema.plan import Memory, Offer, Plan, Speed
 from launch.schema.trainer_args import value_or_none
 
@@ -24,6 +24,9 @@ Facts = list[tuple[str, str]]
 MAX_PARTS = 4  # parts of memory that are named
 MAX_KINDS = 2  # kinds of work that are named
 MAX_OFFERS = 3
+MAX_LOST_S = 1800.0  # between two saves; our choice, for which a plan offers fewer steps
+DISK_GB_S = 0.5  # assumed, for downloads and saves
+VENDORS = (Vendor.amd.value, Vendor.nvidia.value)
 PLAN_ERRORS = Path(__file__).with_name("published_errors.json")  # by tests/gpu/published.py
 
 
@@ -31,13 +34,13 @@ def facts(plan: Plan) -> Facts:
     config, speed, facts = plan.config, plan.speed, Facts()
     if not is_without_rows(config):
         facts.append(("time", run_time(plan) + _unit_cost(plan, speed.unit_cost) + _why(plan)))
-        facts += evidence([plan])
-    facts += repeated("saves", _saves(plan))
+        facts += [*repeated("total", _total(plan)), *evidence([plan])]
+    facts += [*repeated("saves", _saves(plan)), *repeated("disk", _disk(plan.config))]
     if speed.tokens_per_second:
         facts.append(("speed", _rate(plan)))
     if speed.parts_s:
         facts.append(("bottleneck", _bottleneck(speed, config)))
-    facts += repeated("faster", _offers(plan))
+    facts += repeated("faster", [_offer(plan, offer) for offer in plan.faster[:MAX_OFFERS]])
     facts += repeated("cheaper", [_offer(plan, offer) for offer in plan.cheaper])
     facts += repeated("memory", _memory(plan))
     facts += repeated("targets", targets([plan]))
@@ -71,7 +74,7 @@ def run_time(plan: Plan) -> str:
 
 
 def _cost(cost: float | None) -> str:
-    return f", cost {approximate(cost)} without downloads, start and saves" if cost else ""
+    return f", cost {approximate(cost)}" if cost else ""
 
 
 def _unit_cost(plan: Plan, cost: float | None) -> str:
@@ -123,20 +126,67 @@ def _half_as_long(plan: Plan) -> str:
 
 def _saves(plan: Plan) -> list[str]:
     """Return the steps and the time between two checkpoints; [] if the time is not predicted."""
-    config, speed = plan.config, plan.speed
-    steps = value_or_none(config, "save_steps")
-    strategy = getattr(value := value_or_none(config, "save_strategy"), "value", value)
-    if speed.step_s is None or strategy != "steps" or not steps or not config.method.trains:
-        return []
-    if steps < 1:  # a share of the run
-        steps = speed.steps and math.ceil(steps * speed.steps)
-    if not steps or (speed.steps and steps >= speed.steps):
+    config, speed, steps = plan.config, plan.speed, _steps_between_saves(plan)
+    if speed.step_s is None or not steps or (speed.steps and steps >= speed.steps):
         return []
     limit = value_or_none(config, "save_total_limit")
     between = duration(steps * speed.step_s)
     keeps = f"keeps {limit}" if limit else "keeps all"
     size = gigabytes(rank_state.checkpoint_bytes(config) / 1e9)
-    return [f"every {steps:,} steps ({between}), {size} GB each, {keeps}"]
+    more = ""
+    fewer = max(1, int(MAX_LOST_S / speed.step_s))
+    if fewer < steps and config.method.selection.metric is None:  # else saves cost evaluations
+        more = f"; method.args.save_steps={fewer}: every {duration(fewer * speed.step_s)}"
+    return [f"every {steps:,} steps ({between}), {size} GB each, {keeps}{more}"]
+
+
+def _steps_between_saves(plan: Plan) -> int | None:
+    """Return the steps between two checkpoints; None if steps do not decide."""
+    config, steps = plan.config, value_or_none(plan.config, "save_steps")
+    strategy = getattr(value := value_or_none(config, "save_strategy"), "value", value)
+    if strategy != "steps" or not steps or not config.method.trains:
+        return None
+    if steps < 1:  # a share of the run
+        return plan.speed.steps and math.ceil(steps * plan.speed.steps)
+    return int(steps)
+
+
+def _disk(config: Config) -> list[str]:
+    """Return the disk space that a training run and its weights need; [] for a tiny run."""
+    run_gb, weights_gb = rank_state.run_bytes(config) / 1e9, download_gb(config)
+    if run_gb < 1:
+        return []
+    number = rank_state.num_checkpoints(config)
+    parts = [f"{number} checkpoints"] * (number > 0) + ["the model"] * config.save_model
+    weights = f", {gigabytes(weights_gb, 2)} for weights" * (weights_gb > 0)
+    run = f"{gigabytes(run_gb)} in run_root ({' and '.join(parts)})"
+    return [f"{gigabytes(run_gb + weights_gb)} GB: {run}{weights}"]
+
+
+def download_gb(config: Config) -> float:
+    """Return the most that weights of the Hub take, or 0 without them.
+
+    They are seldom wider than 16 bits, and quantized ones are smaller.
+    """
+    model = config.model
+    is_local = model.path is not None or model.init == Init.random or not model.hub_id
+    return 2 * model.num_parameters / 1e9 if config.method.uses_model and not is_local else 0.0
+
+
+def _total(plan: Plan) -> list[str]:
+    """Return time and cost with the download and the saves; [] without price_per_gpu_hour."""
+    config, speed = plan.config, plan.speed
+    if not speed.cost or not speed.run_hours:
+        return []
+    moved_gb = download_gb(config)
+    if config.method.trains:
+        saves = (speed.steps or 0) // (_steps_between_saves(plan) or math.inf)
+        moved_gb += saves * rank_state.checkpoint_bytes(config) / 1e9
+        moved_gb += config.save_model * rank_state.model_bytes(config) / 1e9
+    hours = speed.run_hours + moved_gb / DISK_GB_S / 3600
+    cost = approximate(speed.cost * hours / speed.run_hours)
+    moved = f"{gigabytes(moved_gb)} GB to download and save at {DISK_GB_S:g} GB/s (assumed)"
+    return [f"{duration(3600 * hours)}, cost {cost} with {moved}, without start"]
 
 
 def _rate(plan: Plan) -> str:
@@ -155,7 +205,7 @@ def _rate(plan: Plan) -> str:
 def evidence(plans: Sequence[Plan]) -> Facts:
     """Return how long earlier runs of each method took in predicted times, and what that means.
 
-    A GPU without such runs has those of all GPUs of its vendor.
+    A GPU without such runs has those of all GPUs of its vendor, or else of another vendor.
     """
     hardware = plans[0].config.hardware
     errors: dict[str, dict[str, Any]] = read_json(PLAN_ERRORS) or {}
@@ -163,35 +213,57 @@ def evidence(plans: Sequence[Plan]) -> Facts:
     for plan in plans if hardware.vendor != Vendor.none else ():
         if plan.speed.step_s:
             by_method.setdefault(plan.config.method.name, []).append(plan)
-    ours, others = (errors.get(key, {}) for key in (hardware.product, hardware.vendor.value))
-    texts = [
-        _took(name, took, phases)
-        for name, phases in by_method.items()
-        if (took := ours.get(name) or others.get(name))
-    ]
-    if unknown := [name for name in by_method if name not in {**ours, **others}]:
-        maker = f" or on another {hardware.vendor.value.upper()} GPU" * bool(others)
-        texts.append(f"no run of {', '.join(unknown)} on this GPU{maker} to compare with")
+    sources = (
+        hardware.product,
+        *sorted(VENDORS, key=lambda vendor: vendor != hardware.vendor.value),
+    )
+    texts, unknown = [], []
+    for name, phases in by_method.items():
+        source = next((s for s in sources if name in errors.get(s, {})), None)
+        if source is None:
+            unknown.append(name)
+        else:
+            texts.append(_took(name, errors[source][name], phases, source))
+    if unknown:
+        texts.append(f"no run of {', '.join(unknown)} to compare with")
     return [*repeated("evidence", texts)]
 
 
-def _took(method: str, took: dict[str, Any], plans: list[Plan]) -> str:
-    """Return how long earlier runs of a method took, and the range of time and cost of `plans`."""
-    vendor = plans[0].config.hardware.vendor
-    where = "on this GPU"
-    if gpus := took.get("gpus"):
-        names = ", ".join(f"{number} {gpu.split()[-1]}" for gpu, number in gpus.items())
-        where = f"on other {vendor.value.upper()} GPUs ({names})"
+def family(gfx: str) -> str:
+    """Return the family of a GPU's architecture, whose members compute alike."""
+    if not gfx.startswith("gfx"):
+        return "NVIDIA"
+    return "RDNA" if gfx.startswith("gfx1") else "gfx906" if gfx == "gfx906" else "CDNA"
+
+
+def _took(method: str, took: dict[str, Any], plans: list[Plan], source: str) -> str:
+    """Return how long earlier runs of a method took, and the range of time and cost of `plans`.
+
+    `source` is the product on which they ran, or the vendor of several.
+    """
+    hardware = plans[0].config.hardware
+    vendor, where, before, of = hardware.vendor.value, "on this GPU", "", f" of {method}"
+    if source in VENDORS:
+        names = ", ".join(
+            f"{number} {gpu.removesuffix(' SXM').split()[-1]}"
+            for gpu, number in took["gpus"].items()
+        )
+        own = family(hardware.gfx)
+        names += f"; none on {own}" * (source == vendor and own not in took["families"])
+        where = f"on {'other ' * (source == vendor)}{source.upper()} GPUs ({names})"
+        if source != vendor:
+            before, of = f"no run of {method} on an {vendor.upper()} GPU; ", ""
+        vendor = source
     # Those on AMD GPUs were not of this project, which has not run on one.
-    fitted = ", to which the planner was fitted," * (vendor == Vendor.nvidia)
-    program = " by other programs" * (vendor == Vendor.amd)
-    runs, half = f"{took['rows']} runs of {method}", f", half of them over {took['median']:.3g}"
+    fitted = ", to which the planner was fitted," * (vendor == Vendor.nvidia.value)
+    program = " by other programs" * (vendor == Vendor.amd.value)
+    runs, half = f"{took['rows']} runs{of}", f", half of them over {took['median']:.3g}"
     if took["rows"] == 1:
-        runs, half = f"one run of {method} ({took['run']})", ""
+        runs, half = f"one run{of} ({took['run']})", ""
         program = program.replace("other programs", "another program")
     ends = sorted({took["least"], took["most"]})
     factors = " to ".join(f"{factor:.2g}" for factor in ends)
-    text = f"{runs}{program} {where}{fitted} took {factors} times the prediction{half}"
+    text = f"{before}{runs}{program} {where}{fitted} took {factors} times the prediction{half}"
     if hours := sum(plan.speed.run_hours or 0.0 for plan in plans):
         text += f": {' to '.join(duration(3600 * factor * hours) for factor in ends)}"
         if cost := sum(plan.speed.cost or 0.0 for plan in plans):
@@ -209,20 +281,6 @@ def _bottleneck(speed: Speed, config: Config) -> str:
     (slow, slow_s), (fast, fast_s) = sorted(halves.items(), key=lambda half: -half[1])
     overlap = "meanwhile" if config.topology.overlap else "then"
     return f"{slow}, {approximate(slow_s)} s of a step; {overlap} {fast}, {approximate(fast_s)} s"
-
-
-def _offers(plan: Plan) -> list[str]:
-    """Return overrides that would make the run faster, with gain and price."""
-    offers, balance = [*plan.faster], plan.balance
-    if balance and balance.gain > 1.0:
-        price = f"{balance.sequences} sequences per step"
-        cost = plan.speed.unit_cost and plan.speed.unit_cost / balance.gain
-        overrides = [f"topology.servers={balance.servers}"]
-        if steps := run_length.same_answers(plan.config, balance.sequences):
-            overrides.append(f"{run_length.MAX_STEPS}={steps}")
-        offers.append(Offer(overrides, balance.gain, price, cost))
-    offers.sort(key=lambda offer: -offer.gain)
-    return [_offer(plan, offer) for offer in offers[:MAX_OFFERS]]
 
 
 def _offer(plan: Plan, offer: Offer) -> str:
@@ -300,7 +358,9 @@ def total_time(plans: list[Plan]) -> str:
     if not known:
         return "not predicted"
     total, longest = sum(known.values()), max(known, key=known.__getitem__)
-    text = duration(3600 * total) + _cost(sum(plan.speed.cost or 0.0 for plan in plans))
+    text = f"{duration(3600 * total)} in all"
+    if cost := sum(plan.speed.cost or 0.0 for plan in plans):
+        text += f"{_cost(cost)} without downloads, start and saves"
     if len(known) < len(hours):
         text += f" for {len(known)} of {len(hours)} phases; the others are not predicted"
     return f"{text}; {longest} takes {known[longest] / total:.0%}" if total else text

@@ -182,9 +182,9 @@ def runs_in(folder: Path) -> str:
 
 
 def changed_data(record: dict[str, Any]) -> list[str]:
-    """Return the data files, adapter files and sample directories that changed since the start.
+    """Return the data, reward and adapter files and sample directories that changed.
 
-    A checkpoint of such a run was trained on other rows or belongs to other weights.
+    A checkpoint of such a run was trained on other rows or rewards, or belongs to other weights.
     """
     data = record.get("data") or {}
     digests = data.get("files", {}) | (record.get("model") or {}).get("adapter", {})

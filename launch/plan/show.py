@@ -27,6 +27,8 @@ UNITS = {
     "step_s": "{digits} s per step",
     "time_s": "{digits} s",
 }
+# Figures of result.json that the line leaves out, because others say the same.
+UNSHOWN = ("exit_code", "training_hours", "tokens_per_second_per_gpu")
 
 
 def show(
@@ -98,15 +100,14 @@ def end_json(plan: Plan, exit_code: int) -> dict[str, Any]:
 def say_end(config: Config, plan: Plan, exit_code: int) -> None:
     """Print the run's status, its results next to their targets, and its directory."""
     result = json_files.read_json(plan.run_dir / "result.json") or {}
-    figures = {
-        key: value
-        for key, value in result.items()
-        if type(value) in (int, float) and key != "exit_code"
-    }
-    results = ", ".join(_rounded(name, value) for name, value in figures.items())
+    figures = {key: value for key, value in result.items() if type(value) in (int, float)}
+    shown = {n: v for n, v in figures.items() if n not in UNSHOWN and (v or "errors" not in n)}
+    results = ", ".join(_rounded(name, value) for name, value in shown.items())
     statuses = {0: "done", 75: "interrupted; the same command resumes it"}
     status = statuses.get(exit_code, f"failed, exit code {exit_code}")
     say(config, f"{plan.name}: {status}" + (f" ({results})" if results else ""))
+    if "warning" in result:
+        print_warnings(config, [result["warning"]])
     figures |= at_steps(plan.targets, json_files.read_metrics(plan.run_dir / "metrics.jsonl"))
     for name, target in plan.targets.items():
         if name in figures:

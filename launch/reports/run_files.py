@@ -70,7 +70,7 @@ class Run:
     result: dict[str, Any]
     config: dict[str, Any]  # the composition
     metrics: Metrics
-    notes: list[str]  # problems of the files
+    notes: list[str]  # problems of the files, and the warning of the result
 
     @property
     def exit_code(self) -> int | None:
@@ -152,6 +152,7 @@ def read(folder: Path, name: str | None = None) -> Run:
         more = f"; and {len(problems) - MAX_PROBLEMS:,} more" * (len(problems) > MAX_PROBLEMS)
         count = f"{len(problems):,} of {len(problems) + len(metrics.rows):,} lines skipped"
         notes.append(f"metrics.jsonl: {count}: {'; '.join(problems[:MAX_PROBLEMS])}{more}.")
+    notes += [str(result["warning"])] if "warning" in result else []
     name = name or f"{folder.parent.name}/{folder.name}"
     config = config if isinstance(config, dict) else {}
     return Run(folder, name, status, record, plan, result, config, metrics, notes)

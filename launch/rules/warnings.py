@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 from launch.config import thinking
 from launch.config.conditions import all_met, table
+from launch.core.json_files import yaml_file
 from launch.estimate.batch_counts import batch
 from launch.estimate.memory import engine_fits
 from launch.estimate.run_length import epoch_steps
@@ -17,12 +18,13 @@ from launch.rules.optimizers import optimizer_warnings
 from launch.rules.setting_rules import FACTS, board
 from launch.schema import Config, shapes
 from launch.schema.enums import Init, Vendor
-from launch.schema.trainer_args import known, value_or_none
+from launch.schema.trainer_args import METHODS, known, value_or_none
 
 ALWAYS = {"method.name": "given"}  # a condition that is always met
 # weights, gradients, and the moments of AdamW and of its reference, in fp32
 NUMERICS_BYTES = 28
 ADAPTER_FACTOR = 10  # learning rate of an adapter, in rates of full training (conf/adapter)
+MAX_TIMES = 10  # the usual learning rate of an adapter; our choice
 MAX_PASSES, USUAL_PASSES = 50, 3  # over the rows of a file; our choice
 # Limits of data.filter in tokens, which only training phases read.
 LENGTHS = ("min_tokens", "max_tokens", "max_prompt_tokens")
@@ -71,13 +73,26 @@ def _adapter_warnings(c: Config) -> Iterator[str]:
             "weights. An adapter needs about ten times as much (docs/adapters.md). Use: "
             f"{override}."
         )
+    # A model with random weights is small, and learns with larger rates.
+    if c.adapter.rank is None or not c.method.trains or c.model.init == Init.random:
+        return
+    rate = float(value_or_none(c, "learning_rate") or 0)
+    file = METHODS / f"{c.method.name}.yaml"  # which the user may have elsewhere
+    usual = yaml_file(file).get("args", {}).get("learning_rate") if file.is_file() else None
+    full = float(usual or 0)
+    times = round(rate / (ADAPTER_FACTOR * full), 3) if full else 0
+    if times >= MAX_TIMES:
+        yield (
+            f"method.args.learning_rate={rate:g} is {times:g} times the usual rate of an adapter "
+            f"with method={c.method.name}, so training may diverge. Use: "
+            f"method.args.learning_rate={ADAPTER_FACTOR * full:g}."
+        )
 
 
 def _cut_off_thoughts(c: Config) -> Iterator[str]:
     """Warn if a model that thinks is cut off before it answers."""
     if limit := thinking.cut_off(c):
-        name, tokens = limit
-        key = f"method.args.{thinking.ARGS}.{thinking.SWITCH}"
+        (name, tokens), key = limit, thinking.KEY
         yield (
             f"{key}=true: most answers are cut off after {tokens} tokens, while the model still "
             f"thinks, and score 0. Use: method.args.{name}=8192, or {key}=false."

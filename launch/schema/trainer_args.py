@@ -9,6 +9,7 @@ from typing import Any
 from launch.core.errors import UserError, near
 from launch.core.json_files import yaml_file
 from launch.core.near_names import argument_hint, word_hint
+from launch.core.near_names import names as near_names
 from launch.schema import Config
 from launch.schema.enums import Vendor
 
@@ -107,12 +108,15 @@ def check(config: Config) -> None:
             removed = NOT_SETTABLE["removed"].get(name)
             hint = f" TRL removed it: {removed}." if removed else ""
             trainers = (names for cls, names in lock()["arguments"].items() if cls[:4] == "trl.")
-            if not config.method.trains and any(name in names for names in trainers):
+            settable = set(arguments) - set(OWNED)
+            if near_names("arguments").get(name) in settable:
+                hint = argument_hint(name, settable)
+            elif not config.method.trains and any(name in names for names in trainers):
                 hint = (
                     f" It belongs to training, perhaps from experiment=. Use: method="
                     f"{config.method.name} model.path=<the run that trained the model>, without it."
                 )
-            hint = hint or argument_hint(name, set(arguments) - set(OWNED))
+            hint = hint or argument_hint(name, settable, argument)
             owner = cls if cls.startswith("recipes.") else f"{cls} of TRL {lock()['trl']}"
             problem = f"{owner} has no such argument.{hint}"
         elif name == "num_generations" and argument is None:  # TRL's type allows it

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
+from launch.config.auto import fits_on_one_gpu
 from launch.config.choose import choose, with_value, without_choices
 from launch.config.compose import compose
 from launch.config.request import Request
@@ -18,7 +19,8 @@ from launch.estimate.batch_counts import ACCUMULATION, batch
 from launch.estimate.run_length import MAX_STEPS, same_answers
 from launch.estimate.speed import estimate_speed
 from launch.machine.detect import Host
-from launch.machine.placement import num_gpus
+from launch.machine.placement import num_gpus, num_trainers
+from launch.plan.balance import fastest_split, keeps_batch, with_sequences
 from launch.plan.planning import prepare
 from launch.rules.check import refusals
 from launch.schema import Adapter, Config, Topology
@@ -33,20 +35,31 @@ ROUNDING = "vLLM generates in the trainers, and its probabilities differ by roun
 NUM_GPUS, SLEEP = "topology.num_gpus", "method.args.vllm_enable_sleep_mode=true"
 MIN_GAIN = 1.05  # speed-up of an offer
 MIN_SAVING = 1.25  # factor of cost; less is within the planner's error, and takes longer
-LARGER_STEP = 8  # times the sequences of a step, with more servers
+LARGER_STEP = 8  # times the sequences of a step
 OPTIMIZER = "adamw_torch_8bit"  # of torchao
+Candidate = tuple[list[str], str, Config]  # overrides, price, composition with the overrides
 
 
 def faster(config: Config, host: Host) -> list[Offer]:
-    """Return the offers for a planned composition, largest gain first.
+    """Return the offers for a planned composition.
 
-    Each passes every rule and fits in memory with the settings that speed=auto chooses for it.
+    The fastest split with nearly the same steps is first; the others follow by gain. Each passes
+    every rule and fits in memory with the settings that speed=auto chooses for it.
     """
+    if config.smoke or config.hardware.vendor == Vendor.none:
+        return []
+    splits = _offers(config, host, _split(config, host))
+    others = _offers(config, host, _candidates(config, host))
+    return [*splits, *sorted(others, key=lambda offer: -offer.gain)]
+
+
+def _offers(config: Config, host: Host, candidates: Iterable[Candidate]) -> list[Offer]:
+    """Return an offer for each candidate that is faster, with as many answers in all."""
     current = estimate_speed(config).tokens_per_second
-    if config.smoke or config.hardware.vendor == Vendor.none or not current:
+    if not current:
         return []
     offers = []
-    for candidate in _candidates(config):
+    for candidate in candidates:
         for overrides, price, changed in (candidate, *_smaller(*candidate)):
             if steps := same_answers(config, batch(changed).sequences):
                 overrides = [*overrides, f"{MAX_STEPS}={steps}"]
@@ -59,7 +72,7 @@ def faster(config: Config, host: Host) -> list[Offer]:
             if rate >= MIN_GAIN * current and margin.fits_with_margin(chosen, host):
                 offers.append(Offer(overrides, round(rate / current, 2), price, speed.unit_cost))
                 break
-    return sorted(offers, key=lambda offer: -offer.gain)
+    return offers
 
 
 def cheaper(config: Config, command: Request, host: Host) -> list[Offer]:
@@ -102,9 +115,6 @@ def cheaper(config: Config, command: Request, host: Host) -> list[Offer]:
     return [*as_fast[:1], *by_share[: by_share[:1] != as_fast[:1]]]
 
 
-Candidate = tuple[list[str], str, Config]  # overrides, price, composition with the overrides
-
-
 def _smaller(overrides: list[str], price: str, candidate: Config) -> Iterator[Candidate]:
     """Yield an offer of GRPO with less memory, if vLLM or accumulation leaves too little."""
     sleep = SLEEP.partition("=")[0]
@@ -117,8 +127,8 @@ def _smaller(overrides: list[str], price: str, candidate: Config) -> Iterator[Ca
         yield [*rest, f"{key}=fsdp"], f"{price}; ranks exchange weights", sharded
 
 
-def _candidates(config: Config) -> Iterator[Candidate]:
-    """Yield (overrides, price, composition with the overrides).
+def _candidates(config: Config, host: Host) -> Iterator[Candidate]:
+    """Yield the candidates but _split.
 
     No override contradicts the user's. The compositions do not have the choices of speed=auto.
     topology.overlap=stream is missing, because it gains only if completions differ in length.
@@ -150,38 +160,60 @@ def _candidates(config: Config) -> Iterator[Candidate]:
         yield ["precision=fp16"], FP16_PRICE, dataclasses.replace(config, precision=fp16)
     nodes = config.runtime.slurm.nodes
     if config.method.generates and config.topology.name != "colocate":
-        yield _colocated(config, num_gpus(config))
+        candidate = _colocated(config, num_gpus(config))
+        if config.effective_batch in (None, batch(candidate[-1]).sequences):
+            yield candidate
     if config.method.generates and num_gpus(config) == nodes == 1:
         yield from _with_larger_step(config)
     if config.topology.servers and config.effective_batch is None and nodes == 1:
-        yield from _with_more_servers(config)
-        yield from _with_wider_servers(config)
+        yield from _with_larger_steps(config, host)
+        yield from _with_wider_servers(config, host)
     if trains_all:
         price = "trains about 1% of the parameters, and needs ten times the learning rate"
         lora = Adapter(**yaml_file(CONF / "adapter/lora.yaml"))
         yield ["adapter=lora"], price, dataclasses.replace(config, adapter=lora)
 
 
-def _with_more_servers(config: Config) -> Iterator[Candidate]:
-    """Yield half of the GPUs for servers with a larger step, if trainers wait for completions.
+def _split(config: Config, host: Host) -> Iterator[Candidate]:
+    """Yield the fastest split of the GPUs between servers and trainers, if it is another one."""
+    split = fastest_split(config, host) if config.topology.name == "split" else None
+    if split and split.topology.servers != config.topology.servers:
+        yield _of_split(config, split)
+
+
+def _of_split(config: Config, split: Config, price: str = "") -> Candidate:
+    """Return a split as a candidate."""
+    before, sequences = batch(config).sequences, batch(split).sequences
+    overrides = [
+        f"topology.{name}={value}"
+        for name in ("servers", "server_tensor_parallel")
+        if (value := getattr(split.topology, name)) != getattr(config.topology, name)
+    ]
+    if not keeps_batch(config):
+        overrides.append(f"effective_batch={sequences}")
+    if 1 in (num_trainers(config), num_trainers(split)) and not fits_on_one_gpu(config):
+        overrides.append(f"topology.strategy={split.topology.strategy}")  # would change at auto
+    same = f"{sequences} sequences per step in place of {before}"
+    same = f"the same {before} sequences per step" if sequences == before else same
+    return overrides, price or same, without_choices(split)
+
+
+def _with_larger_steps(config: Config, host: Host) -> Iterator[Candidate]:
+    """Yield the fastest split with a larger step, if trainers wait for completions.
 
     A server generates many completions in nearly the time of a few.
     """
-    gpus, topology = num_gpus(config), config.topology
-    servers = gpus // 2 // topology.server_tensor_parallel
-    if servers <= topology.servers or ACCUMULATION in config.speed_keeps:
+    speed, before = estimate_speed(config), batch(config).sequences
+    if keeps_batch(config) or (speed.generation_s or 0.0) <= (speed.training_s or 0.0):
         return
-    candidate, before = with_value(config, "topology.servers", servers), batch(config).sequences
-    step = batch(candidate).sequences // batch(candidate).accumulation
-    rounds = LARGER_STEP * before // step
-    price = _price_of_larger_step(config, rounds * step, before)
-    overrides = [f"topology.servers={servers}", f"effective_batch={rounds * step}"]
-    yield overrides, price, with_value(candidate, ACCUMULATION, rounds)
+    if larger := fastest_split(config, host, LARGER_STEP * before):
+        price = _price_of_larger_step(config, batch(larger).sequences, before)
+        yield _of_split(config, larger, price)
 
 
 def _with_larger_step(config: Config) -> Iterator[Candidate]:
-    """Yield vLLM on the only GPU with a larger step, as _with_more_servers does on several."""
-    if config.effective_batch is not None or ACCUMULATION in config.speed_keeps:
+    """Yield vLLM on the only GPU with a larger step, as _with_larger_steps does on several."""
+    if keeps_batch(config):
         return
     is_colocated, before = config.topology.name == "colocate", batch(config)
     overrides, rounding, candidate = ([], "", config) if is_colocated else _colocated(config, 1)
@@ -197,16 +229,19 @@ def _price_of_larger_step(config: Config, sequences: int, before: int) -> str:
     return f"{sequences} sequences per step in place of {before}, so fewer updates{rate}"
 
 
-def _with_wider_servers(config: Config) -> Iterator[Candidate]:
+def _with_wider_servers(config: Config, host: Host) -> Iterator[Candidate]:
     """Yield servers of more GPUs each, which decode a large model faster."""
-    before = batch(config).sequences
-    for width in (2, 4):
-        parallel = width * config.topology.server_tensor_parallel
+    width = config.topology.server_tensor_parallel
+    wider: list[Config] = []
+    for parallel in (2 * width, 4 * width):
         candidate = with_value(config, "topology.server_tensor_parallel", parallel)
-        if config.topology.servers * parallel < num_gpus(config):
-            price = f"{batch(candidate).sequences} sequences per step in place of {before}"
-            price += "; time for exchanges between a server's GPUs is not counted"
-            yield [f"topology.server_tensor_parallel={parallel}"], price, candidate
+        if parallel < num_gpus(config):
+            wider += filter(None, [fastest_split(candidate, host, batch(config).sequences)])
+    if wider:
+        fastest = max(wider, key=lambda split: estimate_speed(split).tokens_per_second or 0.0)
+        overrides, price, split = _of_split(config, fastest)
+        price += "; time for exchanges between a server's GPUs is not counted"
+        yield overrides, price, split
 
 
 def _colocated(config: Config, gpus: int) -> Candidate:
@@ -219,6 +254,8 @@ def _colocated(config: Config, gpus: int) -> Candidate:
     overrides = [f"topology={values['name']}", f"{NUM_GPUS}={gpus}"]
     overrides += [f"topology.strategy={strategy}"] * (gpus > 1)
     candidate = dataclasses.replace(config, topology=Topology(**values))
+    if config.effective_batch:
+        candidate = with_sequences(candidate, config.effective_batch)
     price = ROUNDING
     if (sequences := batch(candidate).sequences) != batch(config).sequences:
         price += f"; {sequences} sequences per step"

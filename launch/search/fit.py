@@ -231,7 +231,9 @@ def search(config: Config, command: Request, host: Host) -> tuple[Request, dict[
             f"{find} with effective_batch={config.effective_batch} and {ACCUMULATION}: they "
             "determine the batch size, which the search varies. Use: one of them."
         )
-    config = balance.with_servers(config)
+    # topology.servers=auto also chooses an effective_batch, which a search must not keep.
+    split = balance.with_servers(config)
+    config = dataclasses.replace(split, effective_batch=config.effective_batch)
     check_settings(config)  # a search would enumerate wrong numbers
     check_adapter(config)  # memory depends on the adapter's layers
     print(f"{find}: planning each candidate", file=sys.stderr)

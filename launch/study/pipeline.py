@@ -167,7 +167,7 @@ def reject_single_run_keys(config: Config, why: str, **others: bool) -> None:
 
 
 def input_data(run_dir: Path, plans: list[Plan]) -> dict[str, Any]:
-    """Return hashes of the data and adapters of all phases, except outputs of other phases.
+    """Return hashes of all phases' data, rewards and adapters, except outputs of other phases.
 
     A pipeline resumes only with unchanged data.
     """

@@ -28,6 +28,10 @@ SUMMARY_KEYS = (
     *("loss", "reward", "mfu", "tflops_per_gpu", "memory_peak_gb"),
     *("gpu_memory_bandwidth_share", "gpu_memory_bandwidth_gb_s"),
 )
+# Logged steps without a difference between a prompt's rewards until the run warns: from the start,
+# and after a step with a difference.
+NEVER_DIFFERED, NO_LONGER_DIFFER = 5, 20
+MOSTLY = 0.9
 OMITTED_HELD_OUT = ("eval_num_tokens", "eval_samples_per_second", "eval_steps_per_second")
 
 
@@ -45,6 +49,7 @@ class Metrics(TrainerCallback):
         self.path = Path(config.run_dir) / "metrics.jsonl"
         self.peak_tflops = config.hardware.peak_tflops.get(config.precision.compute)
         self.reference, self.stopwatch = reference, stopwatch
+        self.config = config
         self.last: dict[str, Any] = {}
         self.first_tokens = 0
         self.step_rows = 0  # rows of all ranks in an optimizer step
@@ -61,6 +66,9 @@ class Metrics(TrainerCallback):
         """Start after the step of `state` (0 for a new run), and drop later lines."""
         lines = drop_after(self.path, state.global_step) if is_main_rank() else []
         self.last = lines[-1] if lines else {}
+        self.differed_at, self.num_equal = 0, 0  # last step with different rewards; lines since
+        for line in lines:
+            self._compare_rewards(line)
         self.first_step, self.previous_step = state.global_step, state.global_step
         self.start_time = self.previous_time = time.monotonic()
         self.previous_tokens = state.num_input_tokens_seen
@@ -140,6 +148,9 @@ class Metrics(TrainerCallback):
         steps = state.global_step - self.first_step
         elapsed = time.monotonic() - self.start_time
         say(progress_line(self.last, elapsed / steps if steps else None))
+        self._compare_rewards(self.last)
+        if self.num_equal == (NO_LONGER_DIFFER if self.differed_at else NEVER_DIFFERED):
+            say(f"! {self.reward_warning()}")
 
     def on_step_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
@@ -154,6 +165,8 @@ class Metrics(TrainerCallback):
         elapsed = self.previous_time - self.start_time - self.evaluation_s
         steps = self.previous_step - self.first_step
         shown = {key: self.last[key] for key in SUMMARY_KEYS if key in self.last}
+        if self.num_equal >= (NO_LONGER_DIFFER if self.differed_at else 1):
+            shown["warning"] = self.reward_warning()
         if not steps:
             return shown
         per_second = self.num_tokens() / elapsed
@@ -165,6 +178,34 @@ class Metrics(TrainerCallback):
             "tokens_per_second": per_second,
             "tokens_per_second_per_gpu": per_second / ranks.num_ranks(),
         }
+
+    def _compare_rewards(self, row: dict[str, Any]) -> None:
+        """Count the lines since one in which the completions of a prompt had different rewards."""
+        equal_share = row.get("frac_reward_zero_std")  # only GRPO has it
+        # Without any reward that applies, the deviation is NaN, which the row has as None.
+        if equal_share is not None and equal_share < 1 and row["reward_std"]:
+            self.differed_at, self.num_equal = row["step"], 0
+        elif equal_share is not None:
+            self.num_equal += 1
+
+    def reward_warning(self) -> str:
+        """Explain that equal rewards have taught nothing since `differed_at`."""
+        steps, reward = self.last["step"] - self.differed_at, self.last["reward"]
+        value = "no reward applies" if reward is None else f"reward {reward:.3g}"
+        problem = (
+            f"no completion of the last {steps} step(s) was better than another of its prompt "
+            f"({value}), so nothing was learned"
+        )
+        model = self.config.model
+        if model.init == "random" and model.path is None:
+            return f"As expected of random weights, {problem}. Use: a trained model."
+        if (self.last.get("completions/clipped_ratio") or 0) > MOSTLY:
+            return f"{problem}. Most were cut off: use a longer method.args.max_completion_length."
+        problems = "harder problems" if reward else "easier problems or a stronger model"
+        return (
+            f"{problem}. data.preview=3 shows the rewards of known answers. If they are right, use "
+            f"{problems}."
+        )
 
     def num_tokens(self) -> int:
         """Return the tokens of all ranks in this process's steps. Valid on the main rank only."""

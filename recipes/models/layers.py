@@ -1,9 +1,8 @@
 """Compile each decoder layer separately, and checkpoint the activations of some layers only.
 
-Compiling the entire model takes nine times as long to start, and it trains slower
-(docs/results/speed.md). accelerate's compile_regions wraps layers in other modules, which trainers
-and checkpoints would have to unwrap. Here only a layer's forward is compiled, inside the hooks of
-FSDP, DeepSpeed and checkpointing.
+Layers of one shape share one compilation, which the entire model could not. accelerate's
+compile_regions wraps layers in other modules, which trainers and checkpoints would have to unwrap.
+Here only a layer's forward is compiled, inside the hooks of FSDP, DeepSpeed and checkpointing.
 """
 
 from __future__ import annotations

@@ -119,8 +119,9 @@ def judge(
         # Thresholds and metrics assume scores from 0 to 1. This rejects NaN too.
         if score is not None and not -ROUNDING <= score <= 1 + ROUNDING:
             raise ValueError(
-                f"score {score:g} is outside 0 to 1. To strengthen or negate a reward, change its "
-                "weight in method.rewards"
+                f"score {score:g} is outside 0 to 1. Return a score in this range, such as "
+                "(score + 1) / 2 for -1 to 1. To strengthen or negate a reward, change its weight "
+                "in method.rewards"
             )
     return [None if score is None else min(max(score, 0.0), 1.0) for score in scores]
 

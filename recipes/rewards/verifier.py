@@ -14,6 +14,7 @@ from typing import Any
 from omegaconf import DictConfig
 
 from launch.core.errors import UserError
+from recipes.rank.program import say
 from recipes.rewards import reward_functions as functions
 from recipes.rewards.reward_functions import Completion, Judgment, Reward
 from recipes.rewards.verify_code import CodeTests, check_tests
@@ -43,6 +44,7 @@ class Verifier:
     ) -> None:
         self.judges, self.weights, self.chain = judges, weights, chain
         self.errors = 0
+        self._reported: set[str] = set()  # rewards whose first error was printed
         self._last: tuple[Any, list[dict[str, Judgment]]] | None = None
 
     def __call__(
@@ -95,8 +97,20 @@ class Verifier:
                 for results in judged:
                     results.setdefault(name, Judgment(0.0))
                 passing = [n for n in passing if judged[n][name].score == 1.0]
+        self._report_first_errors(judged)
         self.errors += sum(any(j.error for j in results.values()) for results in judged)
         return judged
+
+    def _report_first_errors(self, judged: list[dict[str, Judgment]]) -> None:
+        """Print the first error of each user's function; further ones only count."""
+        for name in filter(is_users, self.judges.keys() - self._reported):
+            errors = (j.error for results in judged if (j := results.get(name)) and j.error)
+            if error := next(errors, None):
+                self._reported.add(name)
+                say(
+                    f"! method.rewards.{name}: {error}. Such a completion gets 0 and counts as a "
+                    "verifier error"
+                )
 
 
 def _select(
@@ -113,6 +127,11 @@ def _select(
     return [prompts[n] for n in rows], [completions[n] for n in rows], arguments
 
 
+def is_users(name: str) -> bool:
+    """Return whether a reward is a user's function."""
+    return "." in name
+
+
 def _is_column(values: Any, completions: list[Completion]) -> bool:
     return isinstance(values, list) and len(values) == len(completions)
 
@@ -127,7 +146,7 @@ def build_verifier(
     """
     method = config.method
     check_rows(config, columns, rows)
-    confined = [name for name in method.rewards if "." in name and method.reward_confined]
+    confined = [name for name in method.rewards if is_users(name) and method.reward_confined]
     isolated = [*(set(method.rewards) & functions.REWARDS.keys()), *confined]
     pool = Pool(isolated, num_workers())
     judges: dict[str, Judge] = {}
@@ -135,7 +154,7 @@ def build_verifier(
         if name == functions.CODE_TESTS:
             judges[name] = CodeTests(Path(config.run_dir))
         else:
-            in_rank = "." in name and not method.reward_confined
+            in_rank = is_users(name) and not method.reward_confined
             judges[name] = FunctionJudge(name, None if in_rank else pool, method.reward_pattern)
     if confined:
         pool.workers[0].wait_until_ready()  # fail before completions are generated
@@ -181,7 +200,7 @@ class FunctionJudge:
     pattern: str | None
 
     def __post_init__(self) -> None:
-        self.is_users = "." in self.name
+        self.is_users = is_users(self.name)
         self.has_worked = not self.is_users
         self.attempt = self.pool.workers[0].attempt if self.pool else functions.attempt
         if self.pool is None:

@@ -5,6 +5,8 @@ tests/integration/test_image_*.py use an engine.
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from types import SimpleNamespace
 
 import docker
@@ -12,8 +14,8 @@ import pytest
 import requests
 
 from containers import build, engine, images
+from containers.build import BuildFailed
 from containers.images import Image
-from containers.verify import BuildFailed
 from launch.core.errors import HostError
 from tests.helpers.build_examples import DIGEST, IMAGE, OPEN, OTHER
 
@@ -23,12 +25,10 @@ from tests.helpers.build_examples import DIGEST, IMAGE, OPEN, OTHER
 @pytest.mark.parametrize(("arguments", "message"), [
     (["imgae=cpu"], "Did you mean image?"),
     (["image=rocn"], "Did you mean rocm"),
-    (["check=true"], "image=<name> is missing. Images: rocm, "),
+    (["check=true"], "image=: use rocm, "),
     (["image=cpu", "check=yes"], "check=yes: use check=true or check=false."),
     (["image=cpu", "check=true", "push=ghcr.io/me"], "check=true builds and pushes nothing"),
-    (["image=cpu", "push=ghcr.io/Me"], "push=ghcr.io/Me"),
-    (["image=cpu", "push=https://ghcr.io/me"], "push=https://ghcr.io/me"),
-    (["image=cpu", "push=ghcr.io/me:1"], "push=ghcr.io/me:1"),
+    (["image=rocm", f"base=mirror/base@{OTHER}"], images.load()["rocm"].digest),
     (["image=cpu", "lock=absent.yaml"], "absent.yaml cannot be read"),
 ])  # fmt: skip
 def test_reject_request(arguments, message, capsys):
@@ -39,24 +39,21 @@ def test_reject_request(arguments, message, capsys):
 
 
 def test_other_base_gets_pinned_digest():
-    request = build.parse(["image=cpu"])
-    assert request.base_reference == images.load()["cpu"].base_reference
-    request = build.Request(IMAGE, images.LOCK, base="mirror/base:1")
-    assert request.base_reference == f"mirror/base:1@{DIGEST}"
-    assert build.Request(OPEN, images.LOCK, base="mirror/base:1").base_reference == "mirror/base:1"
-
-
-def test_reject_base_with_another_digest():
-    request = build.Request(IMAGE, images.LOCK, f"mirror/base@{OTHER}")
-    with pytest.raises(HostError, match=DIGEST):
-        build.pull_base(known_images(), request)
+    cpu, options = build.parse(["image=cpu"])
+    assert options["base"] == cpu.base_reference
+    assert build.base_of(IMAGE, "mirror/base:1") == f"mirror/base:1@{DIGEST}"
+    assert build.base_of(IMAGE, f"mirror/base:1@{DIGEST}") == f"mirror/base:1@{DIGEST}"
+    assert build.base_of(OPEN, "mirror/base:1") == "mirror/base:1"
+    assert build.base_of(OPEN, f"mirror/base@{OTHER}") == f"mirror/base@{OTHER}"
 
 
 @pytest.mark.parametrize(("raised", "code", "message"), [
     (docker.errors.APIError("x", explanation="no such thing"), 3, "no such thing"),
     (docker.errors.APIError("x", explanation="no space left on device"), 3, "docker image prune"),
-    (requests.ConnectionError("cut off"), 3, "cut off. Run the same command again."),
-    (PermissionError(13, "Permission denied", "/a/cache"), 3, "/a/cache: Permission denied"),
+    (docker.errors.BuildError("no space left on device", []), 3, "docker image prune"),
+    (docker.errors.BuildError("code: 1", [{"stream": "why"}]), 4, "code: 1"),
+    (requests.ConnectionError("cut off"), 3, "cut off"),
+    (PermissionError(13, "Permission denied", "/a/lock"), 3, "/a/lock: Permission denied"),
     (KeyboardInterrupt(), 75, "interrupted; run the same command again"),
     (BuildFailed("it failed"), 4, "it failed"),
     (HostError("it cannot"), 3, "it cannot"),
@@ -112,35 +109,37 @@ def built_on(name: str, digest: str, image: Image = IMAGE, **labels: str) -> Sim
 @pytest.mark.parametrize(("image", "base", "here", "built", "up_to_date"), [
     (IMAGE, "", {}, (IMAGE.base_reference, DIGEST), True),
     (IMAGE, "", {}, ("mirror/base:1", DIGEST), True),
-    (IMAGE, "", {}, (IMAGE.base_reference, OTHER), False),
     (OPEN, "", {}, (OPEN.base, OTHER), True),
     (OPEN, "", {OPEN.base: image_of([OTHER])}, (OPEN.base, OTHER), True),
     (OPEN, "", {OPEN.base: image_of([DIGEST])}, (OPEN.base, OTHER), False),
     (OPEN, "", {OPEN.base: image_of([], "sha256:id")}, (OPEN.base, "sha256:id"), True),
     (OPEN, "other:1", {}, (OPEN.base, OTHER), False),
     (OPEN, "other:1", {"other:1": image_of([DIGEST, OTHER])}, (OPEN.base, OTHER), True),
-    (OPEN, f"other:1@{OTHER}", {}, (OPEN.base, OTHER), True),
     (OPEN, f"other:1@{OTHER}", {}, (OPEN.base, DIGEST), False),
+    (OPEN, f"other:1@{OTHER}", {f"other:1@{OTHER}": image_of([OTHER])}, (OPEN.base, OTHER), True),
 ])  # fmt: skip
 def test_image_is_up_to_date_if_base_matches_request(image, base, here, built, up_to_date):
-    reason = build.outdated(
-        known_images(**here), build.Request(image, images.LOCK, base), built_on(*built, image=image)
-    )
+    known = known_images(**{engine.without_tag(name): known for name, known in here.items()})
+    base = build.base_of(image, base)
+    reason = build.outdated(known, image, base, built_on(*built, image=image))
     assert (reason == "") == up_to_date
     if reason:
         assert reason.startswith(f"it was built on {built[0]} ({built[1]}), not on ")
 
 
-@pytest.mark.parametrize(("image", "base", "here", "digest"), [
-    (IMAGE, "", image_of([OTHER, DIGEST]), DIGEST),  # the requested digest
-    (OPEN, f"x@{OTHER}", image_of([OTHER, DIGEST]), OTHER),
-    (OPEN, "", image_of([OTHER, DIGEST]), DIGEST),
-    (OPEN, "", image_of([], "sha256:id"), "sha256:id"),
-])  # fmt: skip
-def test_base_digest(image, base, here, digest):
-    request = build.Request(image, images.LOCK, base)
-    labels = build.labels_of(request, here, {})
-    assert labels["org.opencontainers.image.base.digest"] == digest
+# ---- The installation
+
+
+def test_settings_reach_the_container_as_files(tmp_path):
+    bundle = tmp_path / "company.pem"
+    bundle.write_text("certificate")
+    settings = {"PIP_CERT": str(bundle), "PIP_CLIENT_CERT": "/absent", "HTTPS_PROXY": "http://p"}
+    files = build.files_for(IMAGE, settings)
+    names = {Path(name).name: text for name, text in files.items()}
+    inside = json.loads(names["settings.json"])
+    assert (inside["HTTPS_PROXY"], inside["PIP_CLIENT_CERT"]) == ("http://p", "/absent")
+    assert files[inside["PIP_CERT"].lstrip("/")] == "certificate"
+    assert {"install.py", "tools.lock", "requirements.lock"} <= names.keys()
 
 
 # ---- The digest in the lock
@@ -161,6 +160,6 @@ images:
 def test_write_pushed_changes_one_value(tmp_path):
     lock = tmp_path / "images.lock.yaml"
     lock.write_text(LOCK)
-    assert build.write_pushed(lock, "first_and_more", "x/first@d")
-    assert not build.write_pushed(lock, "first_and_more", "x/first@d")
+    for _ in range(2):
+        build.write_pushed(lock, "first_and_more", "x/first@d")
     assert lock.read_text() == "x/first@d".join(LOCK.rsplit("unbuilt", 1))

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-import json
+import http.server
+import os
 import re
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pip
@@ -52,16 +54,55 @@ If you have updated the package versions, please ...
 """
 
 
-@pytest.mark.parametrize(("output", "code", "message"), [
-    (MISMATCH, 4,
-     "\na==1 from https://example.com/a-1.whl:\nExpected sha256 00\nGot        11"),
-    ("Looking\nERROR: No match for a==1\nnoise\n", 3, "l: pip failed:\nERROR: No match for a==1"),
-    ("one\ntwo\nthree\nfour\n", 3, "l: pip failed:\ntwo\nthree\nfour"),
+# pip 23.2's output through a dead proxy, and with a full disk
+DEAD_PROXY = """WARNING: Retrying (Retry(total=0, connect=None, read=None, redirect=None, \
+status=None)) after connection broken by 'ProxyError('Cannot connect to proxy.', \
+NewConnectionError('<pip._vendor.urllib3.connection.HTTPSConnection object at 0x7f80>: \
+Failed to establish a new connection: \
+[Errno 111] Connection refused'))': /simple/six/
+ERROR: Could not find a version that satisfies the requirement six==1.16.0 (from versions: none)
+ERROR: No matching distribution found for six==1.16.0"""
+FULL = "ERROR: Could not install packages due to an OSError: [Errno 28] No space left on device\n"
+LOGIN = {"https_proxy": "http://me:sentinel@proxy.example.com:3128", "PATH": "/bin"}
+
+
+@pytest.mark.parametrize(("output", "env", "code", "message", "remedy"), [
+    (MISMATCH, LOGIN, 4, "\nExpected sha256 00\nGot        11", "Got        11"),
+    (DEAD_PROXY + MISMATCH, LOGIN, 4, "\nExpected sha256 00\nGot        11", "Got        11"),
+    ("Looking\nERROR: No match for a==1\n", {}, 3, "ERROR: No match for a==1", "PIP_FIND_LINKS"),
+    ("one\ntwo\nthree\nfour\n", {}, 3, "l: pip failed:\ntwo\nthree\nfour", "PIP_FIND_LINKS"),
+    (DEAD_PROXY, LOGIN, 3, "six==1.16.0", "https_proxy"),
+    (DEAD_PROXY, {"PIP_PROXY": "me:sentinel@p:1"}, 3, "six==1.16.0", "PIP_PROXY"),
+    (DEAD_PROXY, {}, 3, "six==1.16.0", "pip config list"),
+    (FULL, LOGIN, 3, "No space left on device", "disk is full"),
 ])  # fmt: skip
-def test_failure_of_pip(output, code, message):
-    error = install.failure("l", output)
+def test_failure_of_pip(output, env, code, message, remedy):
+    error = install.failure("l", output, env)
     assert error.code == code
-    assert str(error).endswith(message)
+    assert message in str(error)
+    assert remedy in str(error).splitlines()[-1]
+    assert "sentinel" not in str(error)
+
+
+def test_pip_through_a_proxy_that_rejects_the_login():
+    class Proxy(http.server.BaseHTTPRequestHandler):
+        def do_CONNECT(self):
+            self.send_error(407)
+
+        def log_message(self, *_):
+            pass
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Proxy) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        settings = {"HTTPS_PROXY": f"http://me:sentinel@127.0.0.1:{server.server_port}"}
+        index = ["--index-url=https://index.invalid/simple", "--retries=1"]
+        argv = [sys.executable, "-m", "pip", "download", "--no-deps", *index, "six==1.16.0"]
+        status, output = install.run(argv, {**os.environ, **settings, "NO_PROXY": ""})
+        server.shutdown()
+    failure = install.failure("l", output, settings)
+    assert status
+    assert "HTTPS_PROXY" in str(failure).splitlines()[-1]
+    assert "sentinel" not in str(failure)
 
 
 # ---- An environment on top of a base
@@ -112,16 +153,12 @@ def test_the_base_s_packages_are_importable_and_unchanged(base: Path, venv: Path
     assert constraints == ["torch==2.13.0+rocm7.2", "triton-rocm==3.8", "vllm==0.31.0+rocm723"]
 
 
-@pytest.mark.parametrize(("need", "hidden", "named"), [
-    ("torch>=2.14", False, "torch 2.13.0+rocm7.2"),
-    ("also-not-there", False, "also-not-there"),
-    ("torch>=2", True, "trl 1.16.0 is not importable"),
+@pytest.mark.parametrize(("need", "named"), [
+    ("torch>=2.14", "torch 2.13.0+rocm7.2"),
+    ("also-not-there", "also-not-there"),
 ])  # fmt: skip
-def test_packages_that_do_not_fit(base, venv, tmp_path, monkeypatch, need, hidden, named):
+def test_packages_that_do_not_fit(base, venv, need, named):
     package(install.site_of(venv), "trl", "1.16.0", need)
-    if hidden:
-        package(tmp_path / "vendor", "trl", "1.0")
-        monkeypatch.setenv("PYTHONPATH", str(tmp_path / "vendor"))
     with pytest.raises(install.InstallError) as error:
         install.join(venv, [str(base)])
     assert error.value.code == 4
@@ -141,13 +178,3 @@ def test_a_lock_replaces_no_package_of_the_base(venv, tmp_path):
     with pytest.raises(install.InstallError, match=r"pycosat==1") as error:
         install.install_lock([pip_install], optional.rename(tmp_path / "b.lock"), {}, {})
     assert error.value.code == 3
-
-
-def test_reject_our_image_as_base(monkeypatch, tmp_path):
-    monkeypatch.setattr(install, "OVERLAY", tmp_path)
-    monkeypatch.setattr(install, "HERE", tmp_path)
-    (tmp_path / "locks").mkdir()
-    (tmp_path / "settings.json").write_text(json.dumps({"HTTPS_PROXY": "http://me:word@p"}))
-    with pytest.raises(install.InstallError, match=f"^the base already has {tmp_path}"):
-        install.make_overlay()
-    assert not (tmp_path / "settings.json").exists()

@@ -17,6 +17,7 @@ import pytest
 from launch.execution import row_preview
 from recipes import preview
 from recipes.rank import program
+from tests.conftest import ROOT
 from tests.e2e.test_resume import run
 
 LEVELS = "data.tasks=[{name: chain_sum, level: 0}, {name: chain_sum, level: 1}]"
@@ -117,6 +118,42 @@ def test_a_model_sees_the_tools_that_it_may_call(launch, tmp_path):
     text = "".join(re.findall(r"^ +\d+ +\d+ (?:loss|-) +'(.*)'$", shown.out, re.MULTILINE))
     for arguments in ('{"a": 1}', '{"b": 2}'):
         assert f'[{{"name": "f"}}]~<|user|>go<|assistant|>f{arguments}<|end|>' in text, text
+
+
+OWN_REWARDS = """
+def signed(completions, answer, **columns):
+    return [1 if c[-1]["content"] == a else -1 for c, a in zip(completions, answer)]
+
+def inapplicable(completions, **columns):
+    return [None for _ in completions]
+
+def broken(completions, **columns):
+    return [c.text for c in completions]
+"""
+
+
+@pytest.mark.usefixtures("preview_here")
+def test_a_preview_shows_what_rewards_give(launch, tmp_path, monkeypatch):
+    """A reward that fails for every completion ends the preview, after the rows."""
+    (tmp_path / "mine.py").write_text(OWN_REWARDS)
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{ROOT}")
+    rows = [{"question": "1 + 1?", "answer": "2"}, {"question": "a?", "answer": None}]
+    (tmp_path / "a.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    data = "data=jsonl data.path=a.jsonl data.columns.prompt=question data.system_prompt=Add."
+    overrides = ["hardware=cpu", "method=grpo", *data.split(), "data.preview=2"]
+    weights = "{mine.signed: 1, accuracy: 1, mine.inapplicable: 1}"
+    shown = launch(*overrides, f"method.rewards={weights}")
+    assert shown.code == 0, shown.err
+    assert "reward accuracy, row 1: 1 for the row's answer, 0 for an empty" in shown.out
+    assert "reward accuracy, row 2: none for an empty" in shown.out
+    assert "reward mine.inapplicable, row 2: none for an empty" in shown.out
+    assert "reward mine.signed, row 1: 1 for the row's answer, 0 for an empty" in shown.out
+    assert shown.out.count("score -1 is outside 0 to 1") == 2
+    failed = launch(*overrides, "method.rewards={mine.broken: 1}")
+    assert failed.code == 2
+    assert "row 2: the prompt" in failed.out
+    assert "mine.broken fails for every completion: AttributeError" in failed.err
+    assert "mine.py:9)" in failed.err
 
 
 def test_an_adaptive_curriculum_of_grpo_resumes_exactly(tmp_path):

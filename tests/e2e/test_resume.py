@@ -160,6 +160,14 @@ def test_a_finished_run_does_not_train_again_and_a_truncated_checkpoint_is_skipp
     assert_equal(tmp_path, whole("sft"))
 
 
+def test_a_run_whose_rewards_are_all_equal_has_a_warning(tmp_path, whole):
+    assert "warning" not in json.loads((whole("grpo") / "result.json").read_text())
+    code, result = run(tmp_path, "grpo", "method.rewards.length=0.0")
+    assert code == 0
+    assert result["warning"].startswith("As expected of random weights")
+    assert "last 4 step(s)" in result["warning"]
+
+
 def test_the_heartbeat_is_renewed_while_transformers_generates(tmp_path, monkeypatch):
     """The heartbeat is renewed before a step has ended."""
     heartbeat, beats, generate = tmp_path / "heartbeat", [], GenerationMixin.generate

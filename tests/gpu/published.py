@@ -29,7 +29,7 @@ from launch.estimate.batch_counts import batch
 from launch.estimate.speed import step_parts
 from launch.machine.products import products
 from launch.plan.planning import prepare
-from launch.plan.predictions import PLAN_ERRORS
+from launch.plan.predictions import PLAN_ERRORS, family
 from launch.schema.enums import Vendor
 from tests.gpu.predictions import MEASURED, planned, planned_row
 from tests.gpu.speed_report import write
@@ -106,7 +106,8 @@ class PublishedSpeed(Published):
 
     @property
     def predicted_s(self) -> float:
-        step_s = planned(self.overrides, trls_step=True)[1].step_s
+        # MLPerf's programs do not use TRL, so their rows have the step that a plan predicts.
+        step_s = planned(self.overrides, trls_step="mlperf" not in self.reasons)[1].step_s
         assert step_s
         return step_s - (trainer_seconds(self.overrides) if "loop" in self.reasons else 0.0)
 
@@ -154,10 +155,10 @@ def speed_rows(section: str) -> list[PublishedSpeed]:
     return rows
 
 
-MEMORY = {"Measured by others": memory_rows("memory_measured")}
+MEMORY = {"AMD, unlinked reports": memory_rows("memory_measured")}
 SPEED = {
-    "AMD, measured by others": speed_rows("speed_amd"),
-    "TRL on an H200, measured by others": speed_rows("speed_h200"),
+    "AMD, unlinked reports": speed_rows("speed_amd"),
+    "TRL on an H200, unlinked report": speed_rows("speed_h200"),
 }
 
 
@@ -165,7 +166,7 @@ def memory_report() -> str:
     def cells(row: PublishedMemory) -> list[str]:
         return [row.name, row.stated, f"{row.predicted_gb:.1f}", row.error]
 
-    return tables(MEMORY, ["run", "GB published", "predicted", "error"], cells, MEMORY_REASONS)
+    return tables(MEMORY, ["run", "GB reported", "predicted", "error"], cells, MEMORY_REASONS)
 
 
 def speed_report() -> str:
@@ -200,21 +201,26 @@ def tables(
 
 
 def plan_errors(gpus: Container[str] | None = None) -> dict[str, dict[str, Any]]:
-    """Return measured step times in predicted ones, of measurements by others and by us.
+    """Return measured step times in predicted ones, of unlinked reports and of our runs.
 
-    They are sorted by product and method. `amd` has all AMD GPUs, for those without a measurement,
-    and the number of its runs on each. An only measurement has the model and precision of its
-    `run`.
+    They are sorted by product and method. `amd` and `nvidia` have all GPUs of the vendor, for those
+    without a measurement, with the number of runs on each and the families of the GPUs. An only
+    measurement has the model and precision of its `run`.
     """
     times: list[tuple[str, str, str, Callable[[], float]]] = []
-    is_amd: dict[str, bool] = {}
     product_of = {product.group: product.name for product in products()}
+    gfx_of = {product.name: product.gfx for product in products()}
     for rows in SPEED.values():
         for row in rows:
             config = compose(row.overrides)
-            gpu = config.hardware.product
-            is_amd[gpu] = config.hardware.vendor == Vendor.amd
-            times.append((gpu, config.method.name, row.name, lambda row=row: row.error))
+            times.append(
+                (
+                    config.hardware.product,
+                    config.method.name,
+                    row.name,
+                    lambda row=row: row.error,
+                )
+            )
     for line in MEASURED.read_text().splitlines():
         ours = json.loads(line)
         values = dict(override.partition("=")[::2] for override in ours["overrides"])
@@ -229,15 +235,16 @@ def plan_errors(gpus: Container[str] | None = None) -> dict[str, dict[str, Any]]
             )
     factors: dict[str, dict[str, list[float]]] = {}
     runs: dict[tuple[str, str], str] = {}
-    counts: dict[str, Counter[str]] = {}
+    counts: dict[tuple[str, str], Counter[str]] = {}
     for gpu, method, name, error in times:
         if gpus is None or gpu in gpus:
             time = 1 / (1 + error())
             factors.setdefault(gpu, {}).setdefault(method, []).append(time)
             runs[gpu, method] = ", ".join(name.split(", ")[:2])
-            if gpus is None and is_amd.get(gpu):
-                factors.setdefault("amd", {}).setdefault(method, []).append(time)
-                counts.setdefault(method, Counter())[gpu] += 1
+            if gpus is None:
+                vendor = vendor_of(gfx_of[gpu]).value
+                factors.setdefault(vendor, {}).setdefault(method, []).append(time)
+                counts.setdefault((vendor, method), Counter())[gpu] += 1
     return {
         gpu: {
             method: {
@@ -246,12 +253,22 @@ def plan_errors(gpus: Container[str] | None = None) -> dict[str, dict[str, Any]]
                 "median": round(statistics.median(times), 2),
                 "most": round(max(times), 2),
                 **({"run": runs[gpu, method]} if len(times) == 1 else {}),
-                **({"gpus": counts[method]} if gpu == "amd" else {}),
+                **places(counts.get((gpu, method)), gfx_of),
             }
             for method, times in sorted(by_method.items())
         }
         for gpu, by_method in sorted(factors.items())
     }
+
+
+def places(runs: Counter[str] | None, gfx_of: dict[str, str]) -> dict[str, Any]:
+    """Return a vendor's GPUs with their numbers of runs, and their families; else {}."""
+    families = sorted({family(gfx_of[gpu]) for gpu in runs or ()})
+    return {"gpus": dict(runs.most_common()), "families": families} if runs else {}
+
+
+def vendor_of(gfx: str) -> Vendor:
+    return Vendor.amd if gfx.startswith("gfx") else Vendor.nvidia
 
 
 if __name__ == "__main__":

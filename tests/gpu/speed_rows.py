@@ -126,7 +126,8 @@ def grpo_four(size: str, model: str, least: float) -> Row:
         [
             Mark(
                 "trl",
-                f"TRL's server mode, 1 + 3 ({side[5:].replace('_', ' ') or 'synchronous'})",
+                "TRL's server mode, micro-batch 8, 1 + 3 "
+                f"({side[5:].replace('_', ' ') or 'synchronous'})",
                 least,
                 ours=side,
                 mode=True,
@@ -156,14 +157,20 @@ def grpo(
         peer = peer.replace("length 512", f"length {LONGEST}")
     split += f" topology.server_max_length={LONGEST + 256 if forced else 768}"
     modes = {"ours": "false", "ours_overlap": "true", "ours_stream": "stream"}
-    marks = [Mark("trl", "TRL's server mode (synchronous)", sync)] if sync else []
+    marks = [Mark("trl", "TRL's server mode, micro-batch 8 (synchronous)", sync)] if sync else []
     return Row(
         f"GRPO {size}, 1 + 1, 96 x (200 + {f'1 to {LONGEST:,}' if forced else 512}) tokens",
         {**{side: f"{split} topology.overlap={mode}" for side, mode in modes.items()}, "trl": peer},
         [
             *marks,
             *(
-                Mark("trl", f"TRL's server mode ({side[5:]})", fastest, ours=side, mode=True)
+                Mark(
+                    "trl",
+                    f"TRL's server mode, micro-batch 8 ({side[5:]})",
+                    fastest,
+                    ours=side,
+                    mode=True,
+                )
                 for side in modes
                 if side != "ours"
             ),
@@ -213,7 +220,7 @@ ROWS: dict[str, Row] = {
     "lengths": Row(
         "SFT 4B, 8 rows of chat-like lengths",
         {"ours": f"{SFT_4B} {ONE_GPU} effective_batch=8", "trl": f"{TRL_4B} --rows 8"},
-        [Mark("trl", "TRL's defaults", 2.5)],
+        [Mark("trl", "TRL's defaults, padded (ours: packed)", 2.5)],
         data="lengths",
     ),
     "lora_8b": Row(
@@ -224,7 +231,7 @@ ROWS: dict[str, Row] = {
             "trl": TRL_8B,
         },
         [
-            Mark("trl_liger", "TRL + Liger, no checkpointing either", 1.24),
+            Mark("trl_liger", "TRL + Liger, eager, no checkpointing either", 1.24),
             Mark("trl", "TRL's defaults", 2.2),
         ],
     ),
@@ -257,7 +264,12 @@ ROWS: dict[str, Row] = {
             "trl_liger": f"{TRL_06B} --liger",
         },
         [
-            Mark("trl_liger", "TRL + Liger, both checkpointing", 1.15, ours="ours_checkpointing"),
+            Mark(
+                "trl_liger",
+                "TRL + Liger, eager, both checkpointing",
+                1.15,
+                ours="ours_checkpointing",
+            ),
             Mark("trl", "TRL's defaults", 2.7),
         ],
     ),
@@ -281,7 +293,7 @@ ROWS: dict[str, Row] = {
             ),
             "trl": f"{TRL_GRPO} --model qwen3_1_7b",
         },
-        [Mark("trl", "TRL's colocate", 1.3)],
+        [Mark("trl", "TRL's colocate, micro-batch 8, checkpointing", 1.3)],
         data="prompts",
         seconds=450,
         saved="qwen3_1_7b",

@@ -164,6 +164,7 @@ def test_rows_contain_the_results_of_finished_phases(tmp_path):
 def leave_sft(folder, name, status="done"):
     run = leave_run(folder, name, {"sft": {"status": status}})
     leave_model(run / "sft/model")
+    (run / "sft/model/config.json").write_text('{"model_type": "qwen3"}')  # any of the models
     return run
 
 

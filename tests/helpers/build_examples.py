@@ -37,5 +37,5 @@ FOUND = {
     "aiter": "0.1.23",
     "flash_attn": "2.8.3",
     "trl": "1.16.0",
-    "gfx": ["gfx90a", "gfx942", "gfx950"],
+    "gfx": "gfx90a gfx942 gfx950",
 }

@@ -30,7 +30,6 @@ from xdist.scheduler import LoadFileScheduling
 
 from containers import engine as engines
 from containers import images, install
-from containers.engine import raise_errors
 from containers.images import LABEL
 from tests.conftest import ROOT
 
@@ -182,9 +181,8 @@ def answers(address: str) -> bool:
 def pushed(engine: docker.DockerClient, image: str, repository: str) -> str:
     """Push an image, and return its repository@digest."""
     assert engine.images.get(image).tag(repository, "1")
-    events = raise_errors(engine.api.push(repository, "1", stream=True, decode=True))
-    (digest,) = {event["aux"]["Digest"] for event in events if "aux" in event}
-    return f"{repository}@{digest}"
+    events = engine.api.push(repository, "1", stream=True, decode=True)
+    return f"{repository}@{engines.follow(events, print)}"
 
 
 @pytest.fixture(scope="session")

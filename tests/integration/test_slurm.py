@@ -15,6 +15,7 @@ import shutil
 import signal
 import socket
 import subprocess
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -281,7 +282,10 @@ def test_job_of_a_dead_node_is_requeued_and_resumes(cluster, tmp_path):
         wait_until(lambda: cluster.job(job)["JobState"] != "RUNNING")
         assert "dead nodes: n2." in slurm_log(run_dir)
         assert json_files.read_json(run_dir / "record.json")["exit_code"] == 4
-        # Slurm does the same SlurmdTimeout (300 s) after the node died.
+        # Slurm does the same SlurmdTimeout (300 s) after the node died. The job starts again at
+        # once, and nodes reject a start in the second in which they ended the first.
+        ended = int(time.time())
+        wait_until(lambda: int(time.time()) > ended)
         cluster.set_state("n2", "DOWN")
         cluster.wait_for_restart(job)
         end = cluster.ended(job)

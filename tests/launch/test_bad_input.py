@@ -36,7 +36,7 @@ topology=tensor | topology=tensor: no such topology | Options:
 hardware=mi210 precision=fp8 mode=plan | precision=fp8: mi210 (gfx90a) has no fp8 matrix units | Use: precision=bf16
 method=grpo '++method.rewards={no_such_module.reward: 1}' | no_such_module | no module | PYTHONPATH=
 hardware=mi50 adapter=qlora precision=nf4 mode=plan | precision=nf4 | adapter=lora precision=fp16 precision.weights=fp16
-hardware=mi300x model=qwen3_8b method=grpo effective_batch=1024 mode=plan | effective_batch=1024 | topology.servers=4 effective_batch=1024
+hardware=mi300x model=qwen3_8b method=grpo effective_batch=1024 mode=plan | effective_batch=1024 | topology.servers=auto effective_batch=1024
 method=grpo '++method.rewards={json.laods: 1}' | json.laods | Did you mean loads
 data=jsonl data.path=missing.jsonl | data.path=/ | /missing.jsonl: no such file
 method=grpo '++method.rewards={broken.reward: 1}' | broken.py is not valid Python
@@ -58,7 +58,10 @@ method=grpo '~method.rewards.reasoning_gm' | ~method.rewards.reasoning_gm:
 'method.args={}' | method.args={}: no effect | '~method.args.<name>'
 'phases={}' | phases: a list and a mapping cannot be merged. Use: phases=[{name: sft, overrides: ['method=sft']}]; keys of an
 method=tune/vllm 'method.args.space.block_size={a: 1}' | method.args.space.block_size: a list and a mapping cannot be merged.
-method=grpo method.rewards=accuracy | method.rewards: Cannot assign str | Use: method.rewards.<name>=<value>
+precision=4bit | precision=4bit: no such precision. Did you mean nf4?
+--hardware mi300x mode=plan | unrecognized arguments: --hardware | Use: hardware=mi300x.
+--lora-r=8 | lora_r=8: no key 'lora_r'. Use: adapter=lora adapter.rank=8.
+hardware=mi300x method=export model=qwen3_4b 'method.args.formats=[gguf]' method.args.gguf_converter=broken.py mode=plan | the image rocm does not contain gguf | runtime=local
 runtime.network=brige | runtime.network: Invalid value 'brige', expected one of [bridge, host, none]. Did you mean bridge?
 data.tasks=chain_sum | data.tasks:  | Use: data.tasks=[{name: chain_sum, level: 0}]; keys of an entry: n
 'data.tasks=[{name: a, level: x}]' | data.tasks[n].level: Value 'x' | <a whole number>

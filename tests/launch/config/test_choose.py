@@ -241,16 +241,20 @@ def test_on_other_ranks_only_the_micro_batch_changes(tmp_path):
     (H100, {"precision.weights=bf16", "precision=fp8", "adapter=lora"}),
     (["hardware=mi50", "model=qwen3_1_7b", "adapter=lora"], {"precision=fp16"}),  # no bf16
     ("hardware=mi300x method=grpo model=qwen3_4b".split(),
-     {"topology=colocate", "topology.servers=4"}),
+     {"topology=colocate", "topology.servers=6", "topology.servers=4"}),
     ("hardware=mi300x method=grpo model=qwen3_8b topology.strategy=ddp".split(),  # too tight
-     {"topology=colocate", "topology.servers=4"}),
+     {"topology=colocate", "topology.servers=6"}),
     ("hardware=rx7900xtx method=grpo model=qwen3_0_6b".split(), {"topology=colocate"}),
     ("hardware=mi300x method=grpo model=qwen3_8b topology.num_gpus=1".split(),  # vLLM must sleep
      {"topology=colocate"}),
     ("hardware=mi300x method=grpo model=qwen3_4b topology=colocate".split(),
      {"effective_batch=64"}),
     ("hardware=mi350x method=grpo model=llama3_1_70b adapter=lora".split(),
-     {"topology.server_tensor_parallel=2"}),
+     {"topology.server_tensor_parallel=4"}),
+    ("hardware=mi300x method=grpo model=qwen3_8b topology.num_gpus=4".split(),  # one trainer left
+     {"topology.servers=3"}),
+    ("hardware=mi300x method=grpo model=qwen3_4b effective_batch=56".split(),
+     {"topology.servers=7"}),
 ])  # fmt: skip
 def test_offers_compose_fit_and_reach_their_gain(command, expected):
     base = chosen(*command)
@@ -265,7 +269,32 @@ def test_offers_compose_fit_and_reach_their_gain(command, expected):
         before, after = (
             (estimate_speed(c).steps or 1) * choose.batch(c).sequences for c in (base, config)
         )
-        assert after == pytest.approx(before, rel=0.01)
+        assert after == pytest.approx(before, abs=choose.batch(config).sequences / 2)
+
+
+def split_of(offer) -> tuple[int, int]:
+    """Return the servers of an offered split, and its sequences per step."""
+    values = dict(override.split("=") for override in offer.overrides)
+    return int(values["topology.servers"]), int(values["effective_batch"])
+
+
+@pytest.mark.parametrize("overrides", [
+    "hardware=mi300x model=qwen3_4b", "hardware=mi300x model=qwen3_8b topology.strategy=ddp",
+    "hardware=mi300x model=qwen3_8b method.args.max_completion_length=8192",
+    "hardware=h100 model=qwen3_1_7b", "hardware=mi325x model=qwen3_14b adapter=lora",
+])  # fmt: skip
+def test_an_offered_split_leaves_no_faster_one(overrides):
+    command = ["method=grpo", "topology=split", *overrides.split()]
+    base = chosen(*command)
+    same, *others = faster(base, HOST)
+    larger = next(offer for offer in others if "fewer updates" in offer.price)
+    assert abs(split_of(same)[1] - choose.batch(base).sequences) <= 8
+    for offer in (same, larger):
+        after = faster(chosen(*command, *offer.overrides), HOST)
+        kinds = {override.partition("=")[0] for o in after for override in o.overrides}
+        assert not kinds & {"topology.servers", "effective_batch"}
+    auto = chosen(*command, "topology.servers=auto")
+    assert (auto.topology.servers, auto.effective_batch) == split_of(same)
 
 
 GRPO_OF_4B = ["hardware=mi300x", "model=qwen3_4b", "method=grpo"]

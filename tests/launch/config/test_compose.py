@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -243,6 +244,37 @@ def test_keys_of_groups_that_a_method_does_not_read_are_rejected(method, key, is
 ])  # fmt: skip
 def test_repeated_keys_cause_a_warning(overrides, warning):
     assert Request(overrides.split()).warnings == ([warning] if warning else [])
+
+
+@pytest.mark.parametrize("prompt", [
+    "Think. End with #### number.",
+    "Solve the user's problem.",
+    "Think, then answer.",
+    'Say "yes", or #no',
+    "End with: \\boxed{}.",
+    'A \\"b\\\\" \\ #\\',
+    "Two\nlines: #",
+])  # fmt: skip
+def test_text_that_needs_quotes(prompt):
+    """The message has the override in quotes for a shell, and that is the text as typed."""
+    with pytest.raises(UserError) as raised:
+        composed(f"data.system_prompt={prompt}")
+    offered = str(raised.value).rpartition("Use: ")[2].partition(", or -m")[0].removesuffix(".")
+    [pasted] = shlex.split(offered)
+    assert composed(pasted).data.system_prompt == prompt
+
+
+@pytest.mark.parametrize("override", ["name='a", "seed=1#", "data.tasks=[{name: a", "seed=1,2"])
+def test_quotes_are_offered_only_for_text(override):
+    with pytest.raises(UserError) as raised:
+        composed(override)
+    assert '="' not in str(raised.value)
+
+
+def test_the_home_directory_of_a_path(monkeypatch):
+    monkeypatch.setenv("HOME", "/home/someone")
+    assert composed("data.path=~/rows.jsonl").data.path == "/home/someone/rows.jsonl"
+    assert composed("user_env.X=~/a").user_env["X"] == "~/a"
 
 
 def test_plan_changes_nothing_and_prints_one_object(launch, tmp_path):

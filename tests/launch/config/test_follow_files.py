@@ -193,6 +193,18 @@ def test_the_commit_of_a_branch_is_looked_up_online_and_remembered(tmp_path, mon
     model_config.of_hub.cache_clear()
 
 
+def test_a_directory_without_a_shape_is_not_planned_as_the_default_model(tmp_path):
+    leave_config(tmp_path, model_type="qwen3", hidden_size="big", num_hidden_layers=3)
+    request = ["hardware=mi300x", f"model.path={tmp_path}"]
+    with pytest.raises(UserError, match=r"Add: model.hidden_size=<number> model.num_heads"):
+        list(warnings(follow(*request), request))
+    request.append("model=qwen3_8b")
+    config = follow(*request)
+    [line] = warnings(config, request)
+    assert "it lacks hidden_size" in line
+    assert config.model.num_layers == 36
+
+
 def test_a_hub_model_that_cannot_be_read(hub):
     with pytest.raises(UserError, match=r"^model.hub_id=me/mine: .*Or use: model.path="):
         follow("model.hub_id=me/mine")

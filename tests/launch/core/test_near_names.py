@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import shlex
+
 import pytest
 
+from launch.config.wording import groups
 from launch.core import near_names
 from launch.core.errors import UserError
 from launch.schema import trainer_args
@@ -14,6 +17,9 @@ from tests.conftest import composed
     ("sft", "lr=1e-4", "Did you mean learning_rate?"),
     ("grpo", "max_new_tokens=4", "Did you mean max_completion_length?"),
     ("sft", "attn_implementation=sdpa", "Use: hardware.attention=sdpa, or another kernel."),
+    ("evaluate", "max_completion_length=4", "Did you mean max_new_tokens?"),
+    ("sft", "chat_template_kwargs={a: 1}", "Use: a field chat_template_kwargs in each row."),
+    ("export", "weights=Q4_K_M", "Use: llama-quantize on the model.gguf"),
     ("sft", "lerning_rate=1",
      "Did you mean learning_rate, logging_strategy, train_sampling_strategy?"),
     ("sft", "max_steps=16k", "this is str, but trl.SFTConfig accepts int."),
@@ -33,11 +39,35 @@ def test_hint(method, override, hint):
 
 
 def test_suggested_names_exist():
-    """Some class has each suggested argument, and SFTConfig accepts each suggested word."""
+    """Some class has each suggested argument, and each suggested word is valid."""
     arguments = trainer_args.lock()["arguments"]
     assert set(near_names.names("arguments").values()) <= set().union(*arguments.values())
-    for name, words in near_names.names("words").items():
-        assert set(words.values()) <= set(arguments["trl.SFTConfig"][name]["names"])
+    for name in ("optim", "lr_scheduler_type"):
+        words = near_names.names("words")[name].values()
+        assert set(words) <= set(arguments["trl.SFTConfig"][name]["names"])
+    assert set(near_names.names("words")["precision"].values()) <= set(groups()["precision"])
+
+
+@pytest.mark.parametrize(("word", "override"), [
+    ("lora_r=8", "adapter=lora adapter.rank=8"),
+    ("lora_alpha=8", "adapter=lora adapter.alpha=8"),
+    ("load_in_4bit=true", "adapter=qlora precision=nf4"),
+    ("val_size=0.1", "data.heldout_fraction=0.1"),
+    ("reward=mine.score", "'method.rewards={mine.score: 1.0}'"),
+    ("method.rewards=mine.score", "'method.rewards={mine.score: 1.0}'"),
+    ("method.rewards=[mine.score, format]", "'method.rewards={mine.score: 1.0, format: 1.0}'"),
+    ("model.thinking=true", "method.args.chat_template_kwargs.enable_thinking=true"),
+    ("method.args.enable_thinking=true", "method.args.chat_template_kwargs.enable_thinking=true"),
+    ("epochs=2", "method.args.num_train_epochs=2"),
+    ("lr=1e-5", "method.args.learning_rate=1e-5"),
+])  # fmt: skip
+def test_names_of_other_tools(word, override):
+    """The message has an override that composes, with the user's value."""
+    words = ["hardware=mi300x", "model=qwen3_4b", "method=grpo"]
+    with pytest.raises(UserError) as raised:
+        trainer_args.check(composed(*words, word))
+    assert f"Use: {override}." in str(raised.value)
+    trainer_args.check(composed(*words, *shlex.split(override)))
 
 
 def test_columns_with_common_names():

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from tests.conftest import leave_model
+from tests.conftest import TINY, leave_model
 
 QWEN3_0_6B = {"model_type": "qwen3", "num_hidden_layers": 28, "hidden_size": 1024}
 QWEN3_0_6B |= {"intermediate_size": 3072, "num_attention_heads": 16, "num_key_value_heads": 8}
@@ -65,7 +65,7 @@ def test_a_model_that_ranks_cannot_load_is_rejected(launch, tmp_path, name, cont
 ])  # fmt: skip
 def test_a_type_that_only_other_software_knows_is_accepted(launch, tmp_path, overrides):
     leave_model(tmp_path)
-    (tmp_path / "config.json").write_text('{"model_type": "qwen9"}')
+    (tmp_path / "config.json").write_text(json.dumps({**TINY, "model_type": "qwen9"}))
     done = launch("hardware=cpu", *overrides, f"model.path={tmp_path}", "mode=plan")
     assert done.code == 0, done.err
 

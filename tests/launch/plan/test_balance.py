@@ -8,13 +8,13 @@ from contextlib import suppress
 import pytest
 
 from launch import run
-from launch.config.choose import choose, with_value
+from launch.config.choose import choose
 from launch.config.identity import composition_hash
 from launch.core.errors import UserError
 from launch.estimate import margin
 from launch.estimate.batch_counts import batch
 from launch.estimate.speed import estimate_speed
-from launch.plan.balance import balance, with_servers
+from launch.plan.balance import KEY, balance, with_servers
 from launch.plan.planning import prepare
 from tests.conftest import composed, host_with
 
@@ -27,11 +27,13 @@ def chosen(*overrides: str):
     return choose(prepare(composed(*SPLIT, *overrides))[0], HOST)
 
 
-def rates(config) -> dict[int, float]:
-    return {
-        n: estimate_speed(with_value(config, "topology.servers", n)).tokens_per_second
-        for n in range(1, 8)
-    }
+def rates(sequences: int) -> dict[int, float]:
+    """Return tokens per second by the number of servers, for those that can share the sequences."""
+    plans = {}
+    for servers in range(1, 8):
+        with suppress(UserError):
+            plans[servers] = chosen(f"{KEY}={servers}", f"effective_batch={sequences}")
+    return {n: estimate_speed(plan).tokens_per_second or 0.0 for n, plan in plans.items()}
 
 
 def test_halves_add_up_to_the_step():
@@ -46,12 +48,19 @@ def test_halves_add_up_to_the_step():
 
 def test_fastest_split_and_its_gain():
     config = chosen()
-    by_servers, split = rates(config), balance(config, HOST)
+    split, before = balance(config, HOST), estimate_speed(config).tokens_per_second
+    by_servers = rates(split.sequences)
     assert split.servers == max(by_servers, key=by_servers.get) > 1
-    assert split.gain == pytest.approx(max(by_servers.values()) / by_servers[1], abs=0.01)
-    assert split.sequences == 8 * (
-        8 - split.servers
-    )  # without effective_batch a step is of as many as there are ranks for
+    assert split.gain == pytest.approx(max(by_servers.values()) / before, abs=0.01)
+    assert (batch(config).sequences, split.sequences) == (56, 64)
+
+
+def test_a_fixed_accumulation_stays():
+    for servers, sequences in ((1, 56 * 4), ("auto", None)):
+        config = chosen(f"{KEY}={servers}", "method.args.gradient_accumulation_steps=4")
+        split = balance(config, HOST)
+        assert sequences in (None, batch(config).sequences)
+        assert split.sequences == (8 - split.servers) * 8 * 4
 
 
 def test_splits_that_do_not_fit_are_not_offered(monkeypatch):
@@ -60,8 +69,9 @@ def test_splits_that_do_not_fit_are_not_offered(monkeypatch):
     monkeypatch.setattr(
         margin, "fits_with_margin", lambda split, host: split.topology.servers != fastest
     )
-    by_servers = {n: rate for n, rate in rates(config).items() if n != fastest}
-    assert balance(config, HOST).servers == max(by_servers, key=by_servers.get)
+    other = balance(config, HOST)
+    by_servers = {n: rate for n, rate in rates(other.sequences).items() if n != fastest}
+    assert other.servers == max(by_servers, key=by_servers.get)
     monkeypatch.setattr(margin, "fits_with_margin", lambda split, host: False)
     assert balance(config, HOST).gain > 1.0  # the current split has no margin either
     monkeypatch.setattr(margin, "fits", lambda split, host: False)
@@ -72,7 +82,8 @@ def test_auto_is_the_fastest_number_of_servers():
     config, _ = prepare(composed(*SPLIT, "topology.servers=auto"))
     assert config.topology.servers == balance(chosen(), HOST).servers
     assert balance(choose(config, HOST), HOST).gain == 1.0
-    fixed, _ = prepare(composed(*SPLIT, f"topology.servers={config.topology.servers}"))
+    same = [f"{KEY}={config.topology.servers}", f"effective_batch={batch(config).sequences}"]
+    fixed, _ = prepare(composed(*SPLIT, *same))
     assert composition_hash(config) == composition_hash(fixed)
     assert prepare(config)[0].topology.servers == config.topology.servers
 
@@ -81,7 +92,6 @@ def test_auto_is_the_fastest_number_of_servers():
     ["effective_batch=256", "topology.strategy=ddp"],
     ["effective_batch=128", "topology.strategy=ddp"],
     ["effective_batch=128", "topology.strategy=fsdp"],
-    ["topology.strategy=ddp"],  # fewer trainers, fewer sequences per step
 ])  # fmt: skip
 def test_auto_takes_the_fewest_seconds_per_sequence(overrides):
     """With several trainers, 8B under DDP fits an MI300X without the planner's margin."""
@@ -118,3 +128,4 @@ def test_a_plan_shows_the_balance(capsys):
     assert run.main([*SPLIT, "mode=plan"]) == 0
     page = " ".join(capsys.readouterr().out.split())
     assert f"topology.servers={plan['balance']['servers']}" in page
+    assert plan["faster"][0]["gain"] == plan["balance"]["gain"]

@@ -9,9 +9,12 @@ from contextlib import nullcontext
 import pytest
 
 from launch.config.compose import compose
+from launch.config.request import Request
 from launch.core.errors import UserError
-from launch.plan.check_rows import check_rows, row_warnings
-from tests.conftest import composed
+from launch.core.json_files import plain
+from launch.plan import plan_page
+from launch.plan.check_rows import check_rows, row_warnings, text_prompts
+from tests.conftest import composed, host_with
 from tests.helpers.data_rows import jsonl
 
 GRPO = "hardware=cpu topology=single method=grpo data=jsonl data.path=rows.jsonl"
@@ -126,6 +129,7 @@ def test_a_plan_accepts_mapped_rows(launch, write, rows, overrides):
     assert json.loads(done.out)["name"]
 
 
+PAIR = {"prompt": "a", "completion": "b"}
 MESSAGES = {"prompt": [{"role": "user", "content": "a"}], "answer": "1"}
 CHAT = "hardware=mi300x data=jsonl data.path=rows.jsonl model=qwen3_4b"
 
@@ -135,8 +139,17 @@ CHAT = "hardware=mi300x data=jsonl data.path=rows.jsonl model=qwen3_4b"
     (TEXT, f"{CHAT} method=sample", ["data.path"]),
     (TEXT, f"{CHAT} method=evaluate data.heldout_path=rows.jsonl", ["data.heldout_path"]),
     (TEXT, f"{CHAT} method=grpo data.system_prompt=b", []),
+    (TEXT, f"{CHAT} method=grpo data.system_prompt=''", []),
+    (TEXT, f"{CHAT} method=grpo data.system_prompt=null", []),
     (MESSAGES, f"{CHAT} method=grpo", []),
+    (PAIR, f"{CHAT} method=sft", ["data.path"]),
+    (PAIR, f"{CHAT} method=sft data.heldout_path=rows.jsonl", ["data.path"]),
+    (PAIR, f"{CHAT} method=sft model=tiny", []),
+    ({**PAIR, "completion": [ANSWER]}, f"{CHAT} method=sft", []),
     ({"text": "a"}, f"{CHAT} method=sft", []),
+    ({"text": "a", "prompt": "b"}, f"{CHAT} method=sft", []),
+    ({"prompt": "a", "chosen": "b", "rejected": "c"}, f"{CHAT} method=dpo", ["data.path"]),
+    ({"chosen": "a b", "rejected": "a c"}, f"{CHAT} method=dpo", []),
     (TEXT, f"{CHAT} method=grpo model.hub_id=Qwen/Qwen3-4B-Base model.revision=null", []),
     (TEXT, f"{CHAT} method=grpo model.path=.", ["data.path"]),
     (TEXT, f"{GRPO} model=tiny", []),
@@ -144,8 +157,72 @@ CHAT = "hardware=mi300x data=jsonl data.path=rows.jsonl model=qwen3_4b"
 def test_text_prompts_of_a_model_with_a_chat_template(tmp_path, write, row, overrides, keys):
     path = write([row])
     (tmp_path / "tokenizer_config.json").write_text('{"chat_template": "{{ messages }}"}')
-    config = compose(shlex.split(overrides.replace("rows.jsonl", path)))
-    assert [line.partition(":")[0] for line in row_warnings(config)] == keys
+    words = Request(shlex.split(overrides.replace("rows.jsonl", path)))
+    lines = [*row_warnings(compose(words), words.keys)]
+    assert [line.partition(":")[0] for line in lines] == keys
+    command = " ".join(plan_page.next_command(words, compose(words), host_with(8)))
+    assert command.endswith(" data.system_prompt=") == bool(keys) or "system_prompt=" in overrides
+    for line in lines:
+        fixed = words.plus(*shlex.split(line.partition("Use: ")[2].partition(",")[0]))
+        assert not [*row_warnings(compose(fixed), fixed.keys)]
+        check_rows(compose(fixed), False)
+
+
+def test_an_evaluation_has_the_prompts_of_training(tmp_path, write):
+    """A model that was trained on text is evaluated on text, unless the user chooses the data."""
+    path = write([TEXT])
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model/tokenizer_config.json").write_text('{"chat_template": "{{ messages }}"}')
+    data = f"data=jsonl data.path={path} data.heldout_path={path}".split()
+    record = {"composition": plain(compose(["hardware=cpu", "method=grpo", *data]))}
+    (tmp_path / "record.json").write_text(json.dumps(record, default=str))
+    words = ["hardware=cpu", "method=evaluate", "model=tiny", f"model.path={tmp_path}/model"]
+    assert text_prompts(compose(words), ()) is None
+    assert text_prompts(compose([*words, *data]), ()) == "data.heldout_path"
+
+
+@pytest.mark.parametrize(("rewards", "columns"), [
+    ("{accuracy: 1.0}", "data.columns.prompt=problem data.columns.answer=solution"),
+    ("{mine.score: 1.0}", "data.columns.prompt=problem"),  # which reads solution
+    ("{mine.plain: 1.0}", "data.columns.prompt=problem"),
+])  # fmt: skip
+def test_columns_for_the_rewards(tmp_path, launch, write, rewards, columns):
+    """The columns of the message are right for what the rewards read, and have a template."""
+    path = write([{"problem": "a", "solution": "1"}])
+    functions = "def score(completions, solution): ...\ndef plain(completions, **_): ..."
+    (tmp_path / "mine.py").write_text(functions)
+    words = [*CHAT.replace("rows.jsonl", path).split(), "method=grpo", f"method.rewards={rewards}"]
+    done = launch(*words, "mode=plan")
+    assert f"Use: {columns}. Add data.system_prompt=''" in done.err
+    done = launch(*words, *columns.split(), "data.system_prompt=", "mode=plan")
+    assert (done.code, "! data.path" in done.out) == (0, False), done.err
+
+
+def test_a_column_that_a_reward_reads_and_another_key_renames(tmp_path, launch, write):
+    write([{"problem": "a", "solution": "1"}])
+    (tmp_path / "mine.py").write_text("def score(completions, solution): ...")
+    words = f"{GRPO} data.columns.prompt=problem data.columns.answer=solution".split()
+    done = launch(*words, "method.rewards={mine.score: 1.0}", "mode=plan")
+    assert (done.code, "Remove data.columns.answer" in done.err) == (2, True), done.err
+
+
+def test_reversed_columns(launch, write):
+    write(GSM8K)
+    reversed_columns = "data.columns={question: prompt, answer: completion}"
+    done = launch(*SFT.split(), reversed_columns, "mode=plan")
+    assert (done.code, "is reversed" in done.err) == (2, True), done.err
+    pasted = shlex.split(done.err.partition("Use: ")[2].rstrip().removesuffix("."))
+    assert launch(*SFT.split(), *pasted, "mode=plan").code == 0
+
+
+@pytest.mark.parametrize(("rewards", "warns"), [
+    ("{accuracy: 1.0}", True),
+    ("{accuracy: 1.0, format: 0.2}", False),
+])  # fmt: skip
+def test_rows_that_no_reward_scores(write, rewards, warns):
+    path = write([TEXT, {"prompt": "b"}])
+    words = [*GRPO.replace("rows.jsonl", path).split(), f"method.rewards={rewards}"]
+    assert any("1 of the first 2 rows" in line for line in row_warnings(compose(words))) == warns
 
 
 @pytest.mark.parametrize(("rows", "overrides", "rejects"), [
@@ -164,7 +241,11 @@ def test_messages_need_a_chat_template(tmp_path, write, rows, overrides, rejects
 
 
 @pytest.mark.parametrize(("answer", "overrides", "warns"), [
-    ("1 + 1 is 2.\n#### 2", "method=grpo", True),
+    ("1 + 1 is 2.\n#### 2", "method=grpo", False),  # which the reward finds
+    ("Adding\nthem, we get \\boxed{2}.", "method=grpo", False),
+    ("Adding both of these numbers gives us the sum 2.", "method=grpo", True),
+    ("Adding both of these numbers, we get that the answer is 2.", "method=grpo", False),
+    (r"\begin{pmatrix} 1 & 2 & 3 & 4 \\ 5 & 6 & 7 & 8 \end{pmatrix}", "method=grpo", False),
     ("1 + 1\nis 2.", "method=evaluate data.heldout_fraction=0.5", True),
     ("2", "method=grpo", False),
     ("1 + 1 is 2.\n#### 2", "method=grpo 'data.answer_pattern=\"#### (.+)\"'", False),
@@ -176,7 +257,7 @@ def test_answers_that_are_solutions(write, answer, overrides, warns):
     lines = [line for line in row_warnings(compose(words)) if "data.answer_pattern=" in line]
     assert len(lines) == warns
     for line in lines:
-        pasted = shlex.split(line.partition("Use: ")[2].removesuffix("."))
+        pasted = shlex.split(line.partition("Use: ")[2].partition(", or")[0])
         assert not [*row_warnings(compose([*words, *pasted]))]
 
 

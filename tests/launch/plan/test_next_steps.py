@@ -72,12 +72,13 @@ def test_a_run_without_a_model_offers_its_report(tmp_path):
     assert [*next_steps.commands(config, tmp_path / "run", Request())] == ["report"]
 
 
-def test_a_run_ends_with_one_line_of_rounded_figures(tmp_path, capfd):
+def test_a_run_ends_with_its_figures_in_one_line_and_its_warning(tmp_path, capfd):
     config = composed("hardware=cpu", "name=mine")
     folder = tmp_path / "20260101-000000-aaaaaa"
     rundir.make(folder)
     result = {"status": "done", "steps": 12000, "loss": 0.123456, "exit_code": 0}
     result |= {"tokens_per_second": 12345.678, "memory_peak_gb": 123.456, "accuracy": 0.98765}
+    result |= {"warning": "nothing was learned"}
     json_files.write_json(folder / "result.json", result)
     plan = make_plan(config, host_with(0), folder)
     show.show_end(config, plan, 0)
@@ -85,4 +86,5 @@ def test_a_run_ends_with_one_line_of_rounded_figures(tmp_path, capfd):
     assert first == (
         "mine: done (12,000 steps, loss 0.123, 12,346 tokens/s, peak 123 GB, accuracy 98.8%)"
     )
-    assert others[1] == "Next: report"
+    assert others[0] == "! nothing was learned"
+    assert others[2] == "Next: report"

@@ -16,6 +16,7 @@ from socketserver import UnixStreamServer
 import pytest
 
 from containers import images
+from launch.checks.facts import gather
 from launch.estimate.batch_counts import batch
 from launch.machine import container_engine
 from launch.plan import local_copies, plan_page, predictions
@@ -160,17 +161,79 @@ def test_steps_between_checkpoints(launch, overrides, words):
 
 
 @pytest.mark.parametrize(("overrides", "free_gb", "warns"), [
-    ("", 144, True),  # 3 checkpoints of 12 bytes per parameter are 145 GB
-    ("", 146, False),
-    ("method.args.save_total_limit=1", 144, False),
-    ("adapter=lora", 10, False),
-    ("method.args.save_strategy=no", 10, False),
+    ("", 160, True),  # 3 checkpoints of 12 bytes per parameter are 145 GB, the model is 16 GB
+    ("", 162, False),
+    ("method.args.save_total_limit=1", 160, False),
+    ("adapter=lora", 15, True),  # the merged model
+    ("adapter=lora", 18, False),
+    ("method.args.save_strategy=no", 17, False),
+    ("method.args.save_strategy=no save_model=false", 0, False),
 ])  # fmt: skip
 def test_checkpoints_that_the_disk_cannot_hold(tmp_path, overrides, free_gb, warns):
     words = ["hardware=mi300x", "model=qwen3_4b", "method=sft", "runtime=local", *overrides.split()]
     host = dataclasses.replace(host_with(8), disk_free=lambda _: free_gb * 10**9)
     plan = make_plan(composed(*words), host, tmp_path)
     assert any(line.startswith("run_root=") for line in plan.warnings) == warns
+
+
+@pytest.mark.parametrize(("overrides", "gb", "download_gb"), [
+    ("model=qwen3_4b", 160.9, 8.04),
+    ("model=qwen3_4b save_model=false init=random", 144.8, 0),
+    ("model=qwen3_8b adapter=qlora", 17.3, 16.4),  # merged in 16 bits
+    ("model=tiny", None, 0),
+])  # fmt: skip
+def test_a_plan_and_the_doctor_count_the_same_disk_space(overrides, gb, download_gb):
+    words = overrides.replace("init=", "model.init=").split()
+    config = composed("hardware=mi300x", "method=sft", *words)
+    facts = dict(predictions.facts(make_plan(config, host_with(8), Path("/runs/x/1"))))
+    if gb is None:
+        assert "disk" not in facts
+        return
+    total, run, *weights = map(
+        float, re.findall(r"(?<![\w.])\d[\d.]*(?= GB| in | for)", facts["disk"])
+    )
+    doctors = gather(host_with(8), config.hardware, config).run_gb
+    assert (run, total) == pytest.approx((gb, gb + download_gb), rel=0.005)
+    assert doctors == pytest.approx(run, abs=0.6)
+    assert len(weights) == (download_gb > 0)
+
+
+def test_the_total_adds_the_download_and_the_saves():
+    words = ["hardware=mi300x", "model=qwen3_4b", "method=sft", "method.args.max_steps=250"]
+    priced = composed(*words, "price_per_gpu_hour=2")
+    plan = make_plan(priced, host_with(8), Path("/runs/x/1"))
+    moved = 2 * 12 * 4.022 + (4 + 2) * 4.022  # two checkpoints, the fp32 model, and 16-bit weights
+    hours = plan.speed.run_hours + moved / predictions.DISK_GB_S / 3600
+    total = dict(predictions.facts(plan))["total"]
+    assert (
+        f"{predictions.duration(3600 * hours)}, cost {predictions.approximate(16 * hours)} "
+        in total
+    )
+    free = make_plan(composed(*words), host_with(8), Path("/runs/x/1"))
+    assert "total" not in dict(predictions.facts(free))
+
+
+@pytest.mark.parametrize(("overrides", "is_offered"), [
+    ("method.args.max_completion_length=8192", True),
+    ("method.args.max_completion_length=8192 method.args.save_steps=2", False),
+    ("", False),
+])  # fmt: skip
+def test_long_intervals_between_saves_have_a_shorter_one(overrides, is_offered):
+    words = ["hardware=mi300x", "model=qwen3_8b", "method=grpo", *overrides.split()]
+    plan = make_plan(composed(*words), host_with(8), Path("/runs/x/1"))
+    offered = re.findall(r"method\.args\.save_steps=(\d+)", dict(predictions.facts(plan))["saves"])
+    assert len(offered) == is_offered
+    for steps in offered:
+        assert 0.5 < int(steps) * plan.speed.step_s / predictions.MAX_LOST_S <= 1
+        shorter = composed(*words, f"method.args.save_steps={steps}")
+        again = make_plan(shorter, host_with(8), Path("/runs/x/1"))
+        assert "save_steps" not in dict(predictions.facts(again))["saves"]
+
+
+@pytest.mark.parametrize(("overrides", "is_ahead"), [("", True), ("topology.overlap=false", False)])
+def test_generation_ahead_is_named(launch, overrides, is_ahead):
+    words = ["hardware=mi300x", "method=grpo", "model=qwen3_4b", *overrides.split(), "mode=plan"]
+    assert ("(topology.overlap)" in launch(*words).out) == is_ahead
 
 
 @pytest.mark.parametrize(
@@ -180,6 +243,13 @@ def test_the_next_command_has_the_rate_of_an_adapter(more, is_added):
     words = ["hardware=mi300x", "model=qwen3_4b", "adapter=lora", *more.split()]
     lines = plan_page.next_command(words, composed(*words), host_with(8))
     assert ("method.args.learning_rate=0.0002" in " ".join(lines)) == is_added
+
+
+def test_the_model_line_has_the_key_of_thinking(launch):
+    overrides = ["hardware=mi300x", "model=qwen3_4b", "method=grpo", "mode=plan"]
+    shown = " ".join(launch(*overrides).out.split())
+    key = shown.partition("thinking off (")[2].partition(")")[0]
+    assert "thinking on (" in " ".join(launch(*overrides, f"{key}=true").out.split())
 
 
 def test_rows_of_a_file_are_counted(launch, tmp_path):
@@ -193,7 +263,7 @@ def test_rows_of_a_file_are_counted(launch, tmp_path):
     ]
     done = launch(*overrides, "mode=plan")
     size = batch(composed(*overrides)).sequences
-    assert "jsonl rows.jsonl, 12 rows\n" in done.out
+    assert "jsonl rows.jsonl, 12 rows, nothing held out " in done.out
     held_out = launch(*overrides, "data.heldout_fraction=0.1", "mode=plan").out
     assert "jsonl rows.jsonl, about 10 rows, about 2 held out\n" in held_out
     steps = json.loads(launch(*overrides, "mode=plan", "format=json").out)["speed"]["steps"]
@@ -221,21 +291,24 @@ def test_a_pinned_evaluation_has_a_total():
     assert plan.speed.steps == math.ceil(1319 / 64 / 8)
 
 
-@pytest.mark.parametrize(("hardware", "method", "runs"), [
-    ("mi300x", "sft", "on other AMD GPUs (16 MI350X, 1 MI50"), ("mi350x", "sft", "on this GPU"),
-    ("h200", "sft", "on this GPU, to which the planner was fitted,"), ("h200", "dpo", "of dpo "),
-    ("mi300x", "dpo", None), ("mi350x", "grpo", None),
+@pytest.mark.parametrize(("hardware", "method", "source", "words"), [
+    ("mi300x", "sft", "amd", "on other AMD GPUs (17 MI350X, 1 MI355X)"),
+    ("rx7900xtx", "sft", "amd", "; none on RDNA)"), ("mi50", "sft", "amd", "; none on gfx906)"),
+    ("mi350x", "sft", "AMD Instinct MI350X", "on this GPU"),
+    ("h200", "sft", "NVIDIA H200 SXM", "on this GPU, to which the planner was fitted,"),
+    ("h100", "dpo", "nvidia", "on other NVIDIA GPUs (11 H200)"),
+    ("mi300x", "grpo", "nvidia", "on NVIDIA GPUs (9 H200, 2 H100), to which"),
+    ("mi350x", "evaluate", None, ""),
 ])  # fmt: skip
-def test_evidence_of_a_method_gives_a_range_of_time_and_cost(hardware, method, runs):
-    words = [f"hardware={hardware}", "model=qwen3_4b", "price_per_gpu_hour=2", f"method={method}"]
-    plan = make_plan(composed(*words), host_with(8), Path("/runs/x/1"))
-    errors = json.loads(predictions.PLAN_ERRORS.read_text())
+def test_evidence_of_a_method_gives_a_range_of_time_and_cost(hardware, method, source, words):
+    command = [f"hardware={hardware}", "model=qwen3_0_6b", "price_per_gpu_hour=2"]
+    plan = make_plan(composed(*command, f"method={method}"), host_with(8), Path("/runs/x/1"))
     [(_, text)] = predictions.evidence([plan])
-    if runs is None:
-        assert text.startswith(f"no run of {method} ")
+    assert words in text
+    if source is None:
+        assert " took " not in text
         return
-    assert runs in text
-    took = errors.get(plan.config.hardware.product, errors["amd"])[method]
+    took = json.loads(predictions.PLAN_ERRORS.read_text())[source][method]
     for factor in (took["least"], took["most"]):
         assert predictions.duration(3600 * factor * plan.speed.run_hours) in text
         assert predictions.approximate(factor * plan.speed.cost) in text
@@ -295,9 +368,9 @@ def test_a_server_of_a_run_shows_a_request_with_its_system_prompt(launch, tmp_pa
 ])  # fmt: skip
 def test_no_offer_makes_the_command_wrong(launch, override, is_offered):
     grpo = ["hardware=mi300x", "method=grpo", "model=qwen3_4b", "price_per_gpu_hour=2"]
-    lines = launch(*grpo, override, "mode=plan").out.splitlines()
-    offers = [line.split() for line in lines if "topology=colocate" in line]
-    assert len(offers) == 2 * is_offered  # faster and cheaper
+    plan = json.loads(launch(*grpo, override, "mode=plan", "format=json").out)
+    for offers in (plan["faster"], plan["cheaper"]):
+        assert is_offered == any("topology=colocate" in offer["overrides"] for offer in offers)
 
 
 def test_targets_have_the_unit_of_the_plan(launch):

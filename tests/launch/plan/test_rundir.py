@@ -18,7 +18,7 @@ from launch.core.errors import UserError
 from launch.execution import record
 from launch.execution.execute import execute
 from launch.plan import rundir, sealed
-from launch.plan.planning import make_plan
+from launch.plan.planning import make_plan, prepare
 from launch.reproduce import compare_metrics, load_record
 from launch.reproduce import main as reproduce
 from tests.conftest import composed, host_with, leave_record
@@ -106,6 +106,22 @@ def test_a_run_with_changed_data_does_not_resume(tmp_path):
     assert choose(tmp_path)[1] is False
     with pytest.raises(UserError, match=r"train\.jsonl changed since that run began"):
         choose(tmp_path, f"resume={folder}")
+
+
+def test_a_run_with_a_changed_reward_does_not_resume(launch, tmp_path):
+    """A checkpoint must not be trained further with another reward."""
+    reward = "def score(completions, **columns): return [{}] * len(completions)\n"
+    (tmp_path / "mine.py").write_text(reward.format(1))
+    command = ["hardware=cpu", "method=grpo", "method.rewards={mine.score: 1.0}", "name=own"]
+    config, _ = prepare(composed(*command))
+    plan = make_plan(config, host_with(0), tmp_path, [], Request(command))
+    folder = tmp_path / "runs/own/1"
+    leave_record(folder, config, "failed", data=record.data(plan))
+    assert "(resumes)" in launch(*command, "mode=plan").out
+    (tmp_path / "mine.py").write_text(reward.format(0))
+    page = launch(*command, "mode=plan").out.replace("\n  ", " ")
+    assert "(resumes)" not in page
+    assert "mine.py changed since that run began" in page
 
 
 def test_a_data_file_is_hashed_once_for_all_unfinished_runs(tmp_path, monkeypatch):

@@ -30,7 +30,13 @@ from tests.helpers.report_reader import made
 
 def test_a_run_that_is_done(tmp_path, capsys):
     folder = log(
-        a_run(tmp_path / "r", "method.args.max_steps=9", loss=0.8889, tokens_per_second=950.0),
+        a_run(
+            tmp_path / "r",
+            "method.args.max_steps=9",
+            loss=0.8889,
+            tokens_per_second=950.0,
+            warning="Nothing was learned.",
+        ),
         *steps(9, mfu=0.25),
     )
     assert report.main([str(folder)]) == 0
@@ -51,6 +57,7 @@ def test_a_run_that_is_done(tmp_path, capsys):
         "8 → 0.8889 (lowest 0.8889, highest 8)",
         "trainers weights 0.004",
         "reproduce.py",
+        "Nothing was learned.",
     ):
         assert words in outline.text, words
 

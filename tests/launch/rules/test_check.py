@@ -510,6 +510,10 @@ hardware=mi300a topology=ddp topology.num_gpus=3 | collectives of 3 GPUs
 QWEN adapter=lora | method.args.learning_rate=0.0002.
 GRPO adapter=dora topology=colocate | method.args.learning_rate=1e-05.
 QWEN adapter=lora method.args.learning_rate=2e-5 | none
+GRPO adapter=lora topology=colocate method.args.learning_rate=2e-4 | 20 times
+GRPO adapter=lora topology=colocate method.args.learning_rate=1e-4 | 10 times
+GRPO adapter=lora topology=colocate method.args.learning_rate=9e-5 | none
+GRPO topology=colocate method.args.learning_rate=2e-4 | none
 experiment=mi350x_qwen3_8b_lora | none
 AMD topology=ddp | none
 hardware=mi300a topology=ddp | none

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import math
 import sys
 import threading
 from pathlib import Path
@@ -181,6 +182,38 @@ def test_the_summary_has_rates_of_all_ranks_and_per_gpu(tmp_path, monkeypatch):
     assert figures["training_hours"] == row["time_s"] / 3600
     assert figures["tokens_per_second"] == pytest.approx(15 / figures["step_s"])
     assert figures["tokens_per_second_per_gpu"] == figures["tokens_per_second"] / 2
+
+
+@pytest.mark.parametrize(("equal_shares", "warning", "num_lines"), [
+    ([1.0] * 7, "last 7 step(s)", 1),
+    ([1.0] * 2, "last 2 step(s)", 0),
+    ([1.0] * 6 + [0.75], None, 1),
+    ([1.0, 0.75] + [1.0] * 19, None, 0),
+    ([1.0, 0.75] + [1.0] * 20, "last 20 step(s)", 1),
+    ([1.0] * 4 + [math.nan] * 2, "no reward applies", 1),
+])  # fmt: skip
+def test_steps_with_equal_rewards_are_a_warning(
+    tmp_path, capsys, monkeypatch, equal_shares, warning, num_lines
+):
+    """NaN stands for rewards that are all None. A resumed run continues the count."""
+    monkeypatch.setattr(Metrics, "_speed", lambda *_: {})
+
+    def step(share: float) -> dict:
+        if math.isnan(share):  # TRL compares the deviation, which is NaN, with 0
+            return {"reward": share, "reward_std": share, "frac_reward_zero_std": 0.0}
+        return {"reward": 0.5, "reward_std": 0.25, "frac_reward_zero_std": share}
+
+    config = settings(tmp_path)
+    config.model = {"init": "pretrained", "path": None}
+    metrics = Metrics(config)
+    lines(metrics, tmp_path, *map(step, equal_shares))
+    assert capsys.readouterr().out.count("! no completion") == num_lines
+    result = metrics.summary()
+    assert (warning or "") in result.get("warning", "")
+    assert ("warning" in result) == (warning is not None)
+    resumed = Metrics(config)
+    resumed.begin(TrainerState(global_step=len(equal_shares)))
+    assert resumed.summary().get("warning") == result.get("warning")
 
 
 def test_a_gpus_memory_is_in_the_line(tmp_path, monkeypatch):

@@ -260,13 +260,15 @@ def test_a_worker_whose_rank_exits_during_the_imports_ends_silently():
         assert errors.read() == ""  # up to the end of the process
 
 
-def test_scores_outside_0_to_1_are_errors():
+def test_scores_outside_0_to_1_are_errors_and_the_first_is_printed(capsys):
     name = f"{OWN}.beyond_for_bad"
     verifier = of({name: 1.0}, confined=False)
     verdicts = verifier(["p"] * 4, ["good", "bad", "worse", "rounded"], {})
     assert [v.score for v in verdicts] == [1.0, 0.0, 0.0, 1.0]
     assert verdicts[1].error.startswith(f"{name}: ValueError: score 1.5 is outside 0 to 1")
     assert verifier.errors == 2
+    verifier(["p"], ["bad"], {})
+    assert capsys.readouterr().out.count("outside 0 to 1") == 1
     with pytest.raises(UserError, match=r"fails for every completion: .*score nan is outside"):
         of({name: 1.0}, confined=False)(["p"], ["nothing"], {})
 

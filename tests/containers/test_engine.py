@@ -1,0 +1,51 @@
+"""Test containers/engine.py without a docker engine."""
+
+from __future__ import annotations
+
+import queue
+
+import docker
+import pytest
+
+from containers import engine
+from launch.core.errors import HostError
+
+
+@pytest.mark.parametrize(("explanation", "named"), [
+    ('Get "https://r.example.com/v2/": proxyconnect tcp: dial tcp 127.0.0.1:9: connect: refused',
+     "https://docs.docker.com/engine/daemon/proxy"),
+    ("write /var/lib/docker/tmp/x: no space left on device", "docker image prune"),
+    ("pull access denied for x", "docker login"),
+])  # fmt: skip
+def test_remedy_of_a_failed_pull(explanation, named, monkeypatch):
+    monkeypatch.setattr(engine, "find", lambda *_: None)
+    client = docker.DockerClient("unix:///absent.sock", version="1.41")
+    monkeypatch.setattr(client.api, "pull", lambda *_, **__: [{"error": explanation}])
+    with pytest.raises(HostError) as error:
+        engine.find_or_pull(client, "x:1", print)
+    first, remedy = str(error.value).splitlines()
+    assert first.endswith(explanation)
+    assert named in remedy
+
+
+def test_follow_a_push():
+    shown: list[str] = []
+    events = [
+        {"id": "a1", "status": "Pushing", "progress": "1MB/2MB", "progressDetail": {"current": 1}},
+        {"progressDetail": {}, "aux": {"Tag": "1", "Digest": "sha256:d"}},
+    ]
+    assert engine.follow(events, shown.append) == "sha256:d"
+    assert shown[0] == "a1 Pushing 1MB/2MB"
+    with pytest.raises(docker.errors.APIError, match="it broke"):
+        engine.follow([*events, {"error": "it broke"}], print)
+
+
+def test_heartbeat_prints_the_activity(monkeypatch):
+    printed = queue.Queue()
+    monkeypatch.setattr(engine, "QUIET_S", 0.001)
+    monkeypatch.setattr(engine, "print", lambda text, **_: printed.put(text), raising=False)
+    with engine.heartbeat() as say:
+        assert printed.get(timeout=60).startswith("... ")
+        say("Step 2/9\n")
+        while not printed.get(timeout=60).endswith("Step 2/9"):
+            pass
