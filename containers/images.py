@@ -24,6 +24,15 @@ OCI = "org.opencontainers.image"  # prefix of the labels of specs.opencontainers
 UNVERIFIED, UNKNOWN, UNBUILT, NONE = "unverified", "unknown", "unbuilt", "none"
 VERSIONS = ("python", "torch", "rocm", "rccl", "vllm", "aiter", "flash_attn", "trl")
 INSTALL = "install.py"  # installs the locks of every image
+# An unpacked image takes 4 to 4.7 times its download (rocm/primus: 14.1 GB and 54.8, rocm/vllm:
+# 10.8 and 50.4). The rest is for layers on their way.
+UNPACKED = 5.0
+CPU_GB = 5.0  # our choice: the image cpu has 1.6 GB, and its packages are installed in a copy
+UNKNOWN_GB = 100.0  # our choice, for another base whose size is not published
+SPACE_REMEDY = (
+    'docker system df, then docker image prune; or set "data-root" in /etc/docker/daemon.json to a '
+    "folder on another disk"
+)
 
 
 @dataclass(frozen=True)
@@ -63,6 +72,24 @@ class Image:
     @property
     def base_reference(self) -> str:
         return f"{self.base}@{self.digest}" if self.verified else self.base
+
+    @property
+    def needed_gb(self) -> float:
+        """Return the space on the engine's disk that pulling the base and building need."""
+        if self.download_gb != UNKNOWN:
+            return UNPACKED * float(self.download_gb)
+        return CPU_GB if self.gfx == ("cpu",) else UNKNOWN_GB
+
+    def space_problem(self, folder: str, free_gb: float) -> str | None:
+        """Return why the disk of the engine's folder is too small; None if the image fits."""
+        if free_gb >= self.needed_gb:
+            return None
+        size = "of unknown size" if self.download_gb == UNKNOWN else f"{self.download_gb} GB packed"
+        return (
+            f"image={self.name}: {free_gb:.0f} GB are free for {folder}, but pulling {self.base} "
+            f"({size}) needs {self.needed_gb:.0f} GB. Free space: {SPACE_REMEDY}. If you know that "
+            f"it fits: docker pull {self.base_reference}"
+        )
 
     @property
     def inputs(self) -> tuple[str, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
 import operator
 from collections.abc import Iterable
@@ -37,6 +38,8 @@ class Check:
         finding: Finding | None = getattr(module, function)(facts)
         if finding is None:
             return None
+        if facts.in_container and "sudo " in finding.cure:
+            finding = dataclasses.replace(finding, cure=f"on the host: {finding.cure}")
         values = {**vars(module), "facts": facts}
         threshold = finding.threshold or self.expected.format(**values)
         return finding.expecting(threshold, finding.source or self.source.format(**values))

@@ -9,17 +9,13 @@ import re
 from containers import images
 from launch.checks.facts import RUN_MIN_GB, Facts
 from launch.checks.finding import Finding, fail, judge, passed, warn
-from launch.machine.container_engine import groups_remedy
+from launch.machine.container_engine import groups_remedy, init_remedy
 from launch.machine.sysfs import as_number, is_folder
 
 SHM_GB = 16.0  # AMD's docker commands: --shm-size 16G
 SHM_ONE_GB = 1.0  # our choice, for the data loader workers of one GPU
 SHM_BREAKS_GB = 0.1  # docker's default, 64 MB, is too little for RCCL's buffers
 OPEN_FILES = 65535  # vLLM raises its soft limit to this
-# rocm/vllm of 10.8 GB compressed takes 50.4 GB on disk (containers/images.lock.yaml).
-DOCKER_GB = 60.0
-UNKNOWN_GB = 100.0  # our choice, for an image whose size is not published
-DOCKER_SOURCE = "containers/images.lock.yaml: an image takes up to 50.4 GB"
 DOCKER_ROOT = "var/lib/docker"
 
 
@@ -85,35 +81,30 @@ def run_root_disk(facts: Facts) -> Finding:
 
 
 def engine(facts: Facts) -> Finding | None:
-    """Check that a container may open the GPUs. Return None if no engine answers."""
+    """Check that containers start and may open the GPUs. Return None if no engine answers."""
     found = facts.probe.engine(facts.host.environ)
     if found is None:
         return None
-    remedy = groups_remedy(found, facts.host)
-    if remedy is None:
-        return passed(str(found))
-    return warn(f"{found}, which does not pass your groups to containers", remedy)
+    if remedy := init_remedy(found, facts.host):
+        return warn(f"{found}, which lacks the init of containers", remedy)
+    if remedy := groups_remedy(found, facts.host):
+        return warn(f"{found}, which does not pass your groups to containers", remedy)
+    return passed(str(found))
 
 
 def docker_disk(facts: Facts) -> Finding | None:
-    """Check disk space for AMD's images. Return None on a machine without docker's folder."""
+    """Check disk space for the image. Return None without an image or docker's folder."""
+    image = facts.image
     try:
         folder = json.loads(facts.file("etc/docker/daemon.json") or "{}")["data-root"].lstrip("/")
     except (ValueError, TypeError, KeyError, AttributeError):  # missing or malformed
         folder = DOCKER_ROOT
-    if not is_folder(facts.root / folder):
+    if image is None or not is_folder(facts.root / folder):
         return None
-    remedy = (
-        'docker system df, then docker image prune; or set "data-root" in /etc/docker/daemon.json '
-        "to a folder on another disk"
-    )
-    needed_gb = DOCKER_GB
-    if (image := facts.image) and image.download_gb == images.UNKNOWN:
-        has_image = facts.probe.image_gb(image.reference, facts.host.environ)
-        needed_gb = DOCKER_GB if has_image else UNKNOWN_GB
-    finding = _disk(facts, f"/{folder}", needed_gb, remedy)
-    reason = "" if needed_gb == DOCKER_GB else "; the size of this one is not published"
-    return finding.expecting(f"{needed_gb:g} GB free", f"{DOCKER_SOURCE}{reason}")
+    has_image = facts.probe.image_gb(image.reference, facts.host.environ)
+    needed_gb = 0.0 if has_image else image.needed_gb
+    finding = _disk(facts, f"/{folder}", needed_gb, images.SPACE_REMEDY)
+    return finding.expecting(f"{needed_gb:.0f} GB free for {image.reference}")
 
 
 def _disk(facts: Facts, folder: str, needed_gb: float, remedy: str, min_gb: float = 0.0) -> Finding:

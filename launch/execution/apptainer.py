@@ -67,8 +67,15 @@ def convert(plan: Plan, host: Host) -> Path:
     print(f"converting {reference} for Apptainer, which takes minutes: {file}", file=sys.stderr)
     try:
         # Its progress goes to the terminal.
-        done = subprocess.run(["apptainer", "build", str(unfinished), source], stdout=sys.stderr)
-        if done.returncode:
+        argv = ["apptainer", "build", str(unfinished), source]
+        with subprocess.Popen(argv, stdout=sys.stderr) as child:
+            try:
+                code = child.wait()
+            except BaseException:  # an interrupt
+                child.terminate()  # it removes gigabytes of temporary files before it ends
+                child.wait()
+                raise
+        if code:
             name = config.container.name
             build = f"python containers/build.py image={name}; or " * (not is_pushed)
             raise HostError(

@@ -8,10 +8,8 @@ import functools
 import os
 import re
 import resource
-import socket
 import sys
 import time
-import urllib.parse
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,6 +25,7 @@ from rich.console import Console
 from containers import engine as images_engine
 from containers import images
 from containers.images import LABEL, OCI
+from launch.core import docker_host
 from launch.core.errors import HostError
 from launch.execution.mounted import make_mounted
 from launch.machine import container_engine
@@ -47,26 +46,6 @@ def connect(hint: str = "Without containers: runtime=local.") -> docker.DockerCl
     """Connect to the engine. On failure, append `hint` to the error."""
     with host_errors(hint=f"\n{hint}"):
         return images_engine.connect()
-
-
-def check_address() -> None:
-    """Raise HostError for another machine's engine, which has neither our files nor our GPUs."""
-    address = container_engine.address(os.environ)
-    with host_errors(f"DOCKER_HOST={address}: "):
-        url = urllib.parse.urlsplit(docker.utils.parse_host(address))
-    if url.scheme == "http+unix":
-        return
-    if url.scheme != "ssh":
-        name = str(url.hostname)
-        family = socket.AF_INET6 if ":" in name else socket.AF_INET
-        # A socket can bind only to a name or address of this machine.
-        with contextlib.suppress(OSError), socket.create_server((name, 0), family=family):
-            return
-    raise HostError(
-        f"DOCKER_HOST={address}: a container of another machine's engine has neither the files nor "
-        "the GPUs of this machine. Start the launcher there. Use the engine here: "
-        "unset DOCKER_HOST, or runtime=local."
-    )
 
 
 def explain(error: Exception) -> str:
@@ -95,9 +74,13 @@ def check(plan: Plan, host: Host) -> dict[str, Any]:
 
     Return the image's facts for the record.
     """
-    check_address()
+    if problem := docker_host.problem(container_engine.address(os.environ)):
+        raise HostError(problem)
     client, name = connect(), plan.config.container.name
     check_limits(client, plan)
+    engine = container_engine.engine(host.environ)
+    if engine and (remedy := container_engine.init_remedy(engine, host)):
+        raise HostError(f"{engine} lacks the init of containers: {remedy}.")
     with host_errors():
         remove_orphans(client, host)
         image = pull_if_missing(client, f"container={name}", name, image_reference(plan.config))

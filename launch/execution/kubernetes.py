@@ -18,6 +18,7 @@ import yaml
 
 from launch.config.request import Request
 from launch.core.errors import EXIT_INTERRUPTED, UserError
+from launch.inputs.paths import image_folder
 from launch.machine import placement
 from launch.machine.detect import Host
 from launch.plan import plan_page
@@ -99,7 +100,7 @@ def command(plan: Plan) -> list[str]:
 def environment(plan: Plan, host: Host) -> Iterator[dict[str, Any]]:
     """Yield the container's variables. Secrets are references, so their values are not read."""
     config = plan.config
-    home = f"{MOUNT}/home/{config.container.name}"  # of each image, as in launch/inputs/paths.py
+    home = f"{MOUNT}/home/{image_folder(config)}"
     variables = container_variables(home, f"{MOUNT}/huggingface")
     for name, value in sorted({**variables, **passed_to_containers(config, host)}.items()):
         yield {"name": name, "value": literal(value)}

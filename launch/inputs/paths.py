@@ -6,6 +6,7 @@ import hashlib
 import os
 from pathlib import Path
 
+from containers import images
 from launch.machine.detect import Host
 from launch.schema import Config
 
@@ -48,11 +49,19 @@ def cache_dir(host: Host) -> Path:
 
 
 def home(config: Config, host: Host) -> Path:
-    """Return HOME of the containers of an image.
+    """Return HOME of the containers of an image."""
+    return cache_dir(host) / "rocm-recipes/home" / image_folder(config)
 
-    Each image has a separate one, because kernels compiled for one image fail with another.
+
+def image_folder(config: Config) -> str:
+    """Return the name of the folder of files that belong to an image.
+
+    It depends on the image's contents, or on the reference of the user's own image. Kernels
+    compiled for one image fail with another, and no image may write bytecode that another runs.
     """
-    return cache_dir(host) / "rocm-recipes/home" / config.container.name
+    name, image = config.container.name, images.load().get(config.container.name)
+    reference = str(config.container.reference)
+    return f"{name}/{image.tag if image else hashlib.sha256(reference.encode()).hexdigest()[:12]}"
 
 
 def hub_cache(host: Host) -> Path:

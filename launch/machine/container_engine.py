@@ -3,6 +3,7 @@
 import functools
 import http.client
 import json
+import os
 import re
 import socket
 import struct
@@ -10,16 +11,20 @@ import urllib.parse
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 
 from launch.machine import inside
 from launch.machine.detect import Host
-from launch.machine.sysfs import text
+from launch.machine.sysfs import status_of, text
 
 SOCKET = "unix:///var/run/docker.sock"
 TIMEOUT_S = 1.0
 CREDENTIALS = struct.Struct("3i")  # pid, uid and gid (unix(7): struct ucred)
 NAMES = {"Docker": "docker", "Libpod": "podman"}  # by the name in the header `Server`
 CONFIGURATION = "containers/containers.conf"  # in the user's ~/.config and in /etc
+# Where podman looks for its init (containers.conf(5): helper_binaries_dir), and the package's own.
+INIT_FOLDERS = ("local/libexec/podman", "local/lib/podman", "libexec/podman", "lib/podman", "bin")
+INIT_KEYS = re.compile(r"^\s*(init_path|helper_binaries_dir)\s*=", re.MULTILINE)
 KEEP_GROUPS = "run.oci.keep_original_groups"
 
 
@@ -68,6 +73,16 @@ def image_gb(reference: str, address: str) -> float | None:
     return None
 
 
+@functools.cache
+def folder(address: str) -> str | None:
+    """Return the folder of an engine's images; None if it is not on this machine."""
+    answer = ask(address, "/info")
+    with suppress(ValueError):
+        path = str(json.loads(answer.content).get("DockerRootDir")) if answer else ""
+        return path if os.path.isdir(path) else None
+    return None
+
+
 def address(environ: Mapping[str, str]) -> str:
     return environ.get(inside.DOCKER_HOST, SOCKET)
 
@@ -92,8 +107,7 @@ def groups_remedy(engine: Engine, host: Host) -> str | None:
         return None
     if engine.name == "docker":
         return "sudo setfacl -m u:$USER:rw /dev/kfd /dev/dri/renderD*"
-    folders = (f"{host.sysroot}/{host.home}/.config", f"{host.sysroot}/etc")
-    is_set = any(KEEP_GROUPS in (text(f"{folder}/{CONFIGURATION}") or "") for folder in folders)
+    is_set = any(KEEP_GROUPS in content for content in _configurations(host))
     major, minor = (int(part) for part in (engine.version.split(".") + ["0"])[:2])
     if is_set or (major, minor) >= (5, 1):
         return None
@@ -101,3 +115,23 @@ def groups_remedy(engine: Engine, host: Host) -> str | None:
         f"under [containers] of ~/.config/containers/containers.conf, set "
         f'annotations=["{KEEP_GROUPS}=1"]; then systemctl --user restart podman'
     )
+
+
+def init_remedy(engine: Engine, host: Host) -> str | None:
+    """Return how podman gets the init of our containers, a package that it only recommends.
+
+    None if it has an init, or if its files are not those of this container.
+    """
+    root = Path(host.sysroot)
+    if engine.name != "podman" or inside.container(host.environ, root):
+        return None
+    files = (root / "usr" / folder / "catatonit" for folder in INIT_FOLDERS)
+    if any(map(status_of, files)) or any(map(INIT_KEYS.search, _configurations(host))):
+        return None
+    return "install the package catatonit (Debian: sudo apt-get install catatonit)"
+
+
+def _configurations(host: Host) -> list[str]:
+    """Return the contents of podman's files of the user and of this machine."""
+    folders = (f"{host.sysroot}/{host.home}/.config", f"{host.sysroot}/etc")
+    return [text(f"{folder}/{CONFIGURATION}") or "" for folder in folders]

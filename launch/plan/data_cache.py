@@ -31,11 +31,11 @@ TOKENIZER_FILES = ("*.json", "*.jinja", "*.txt", "*.model")
 
 
 def directory(config: Config, host: Host) -> Path:
-    """Return data.cache, or the default: a folder in the container's home or in run_root."""
+    """Return data.cache, or the default: a folder next to the containers' homes or in run_root."""
     if config.data.cache:
         return Path(config.data.cache)
     if config.runtime.in_container:
-        return paths.home(config, host) / "data"
+        return paths.home(config, host).parent / "data"  # the key of rows has what changes them
     return Path(config.run_root) / ".cache/data"
 
 

@@ -6,10 +6,13 @@ missing.
 
 import json
 import os
+import shutil
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
 from containers import images
+from launch.core import docker_host
 from launch.inputs import paths
 from launch.machine import container_engine
 from launch.machine.detect import Host
@@ -39,7 +42,11 @@ def image(config: Config, host: Host) -> str | None:
     """Return the run's image and whether this machine has it; None without containers."""
     if config.runtime.on_node == "apptainer":
         file = sif(config, host, image_reference(config))
-        return f"{image_reference(config)}: {'in' if file.exists() else 'not yet in'} {file}"
+        missing = "; the program `apptainer` is not on the PATH" * (not shutil.which("apptainer"))
+        state = "in" if file.exists() else "not yet in"
+        return f"{image_reference(config)}: {state} {file}{missing}"
+    if config.runtime.on_node == "pyxis":
+        return f"{image_reference(config)}: imported on the nodes"
     if config.runtime.on_node != "docker":
         return None
     reference, own = image_reference(config), _local_image(config)
@@ -58,16 +65,36 @@ def image(config: Config, host: Host) -> str | None:
 def build_command(config: Config, host: Host) -> str | None:
     """Return the command that builds the run's image; None if it is here or is not built here."""
     own, address = _local_image(config), container_engine.address(host.environ)
-    if own and not container_engine.image_gb(own.reference, address):
-        return f"python containers/build.py image={own.name}"
-    return None
+    if own is None or docker_host.problem(address):
+        return None
+    is_apptainer = config.runtime.on_node == "apptainer"
+    is_converted = is_apptainer and sif(config, host, own.reference).exists()
+    if is_converted or container_engine.image_gb(own.reference, address):
+        return None
+    return f"python containers/build.py image={own.name}"
+
+
+def engine_problems(config: Config, host: Host) -> Iterator[str]:
+    """Yield why docker's engine cannot run the image here, or has no space for it."""
+    own, address = images.load().get(config.container.name), container_engine.address(host.environ)
+    if config.runtime.name != "docker":
+        return
+    if problem := docker_host.problem(address):
+        yield problem
+    if own is None or host.disk_free is None:
+        return
+    references = (own.reference, own.base_reference)
+    has_image = any(container_engine.image_gb(name, address) for name in references)
+    folder = None if has_image else container_engine.folder(address)
+    if folder and (problem := own.space_problem(folder, host.disk_free(folder) / 1e9)):
+        yield problem
 
 
 def _local_image(config: Config) -> images.Image | None:
     """Return the entry of an image that each machine builds itself; None for any other."""
     own = images.load().get(config.container.name)
     is_local = own is not None and own.reference == own.local_reference
-    return own if is_local and config.runtime.on_node == "docker" else None
+    return own if is_local and config.runtime.on_node in ("docker", "apptainer") else None
 
 
 def weights(config: Config, host: Host) -> str | None:

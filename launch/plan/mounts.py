@@ -8,7 +8,7 @@ from launch.inputs.jsonl_files import named_files
 from launch.inputs.paths import home, hub_cache, real_folder, secret_dir
 from launch.inputs.tuned_files import TUNINGS
 from launch.machine.detect import Host
-from launch.plan import process_env
+from launch.plan import data_cache, process_env
 from launch.plan.process_env import ROOT
 from launch.schema import Config
 from launch.schema.plan import Mount
@@ -28,7 +28,7 @@ def mounts(config: Config, host: Host, run_dir: Path, secrets: bool) -> list[Mou
     writable = {
         str(run_dir): "run directory",
         str(home(config, host)): "HOME: caches of compiled kernels",
-        str(config.data.cache or ""): "prepared rows",
+        str(data_cache.directory(config, host)) * config.method.prepares_rows: "prepared rows",
     }
     sources = [(str(ROOT), True, "code")]
     sources += [(str(Path(path)), True, reason) for path, reason in inputs(config, host)]

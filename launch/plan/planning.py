@@ -23,6 +23,7 @@ from launch.plan import (
     data_cache,
     export_files,
     inherited,
+    local_copies,
     local_python,
     process_env,
     process_groups,
@@ -35,7 +36,7 @@ from launch.plan.views import image_json
 from launch.rules import check
 from launch.rules.warnings import rule_warnings
 from launch.schema import Config, trainer_args
-from launch.schema.enums import SpeedMode
+from launch.schema.enums import SpeedMode, Vendor
 from launch.schema.plan import Memory, Plan
 
 # The keys of config.yaml, which every rank reads, that the composition does not have.
@@ -208,14 +209,18 @@ def host_warnings(config: Config, host: Host, smaller: dict[int, float]) -> Iter
     if host.gpus_of(config.hardware.vendor):  # a plan for another machine ignores this one's state
         yield from local_python.problems(config, host)
         yield from _disk_warnings(config, host)
+    runs_on_cpu = config.smoke or config.hardware.vendor == Vendor.none
+    if runs_on_cpu or host.gpus_of(config.hardware.vendor):
+        yield from local_copies.engine_problems(config, host)
     yield from inherited.warnings(config, host.environ)
+    from_registry = config.runtime.on_node in ("kubernetes", "pyxis")
+    if from_registry and image and image["name"] != "custom" and "@" not in image["reference"]:
+        yield (
+            f"container={image['name']}: {image['reference']} is in no registry, so nodes may not "
+            f"find it. Use: python containers/build.py image={image['name']} "
+            "push=<registry/repository>."
+        )
     if config.runtime.name == "kubernetes":  # whose Secret has the values, not this shell
-        if image and image["name"] != "custom" and "@" not in image["reference"]:
-            yield (
-                f"container={image['name']}: {image['reference']} is in no registry, so nodes may "
-                f"not find it. Use: python containers/build.py image={image['name']} "
-                "push=<registry/repository>."
-            )
         return
     # the defaults of conf/runtime/docker.yaml, which many users do not need
     defaults = {"HF_TOKEN", "WANDB_API_KEY", "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY"}

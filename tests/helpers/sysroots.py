@@ -114,6 +114,7 @@ def host_files(
     )
     (root / "sys/class/kfd/kfd/proc").mkdir(parents=True, exist_ok=True)
     (root / "var/lib/docker").mkdir(parents=True, exist_ok=True)
+    machine.write("usr/libexec/podman/catatonit", "")
 
 
 def cpu_node(machine: Machine, node: int) -> None:

@@ -44,6 +44,7 @@ FAKE_ENTRY = {
     "rccl": "2.27.9",
     "vllm": "0.31.0",
     "gfx": ["gfx90a", "gfx942"],
+    "download_gb": "0.1",
 }
 # python3-venv has ensurepip. ca-certificates has the certificates that Python uses.
 PACKAGES = "python3,python3-venv,ca-certificates"

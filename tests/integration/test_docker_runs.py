@@ -112,8 +112,9 @@ def test_confined_container_saves_on_signal_and_resumes(caller):
         mounts = container.attrs["Mounts"]
         assert not any("docker.sock" in mount["Source"] for mount in mounts)
         writable = {Path(mount["Source"]).parent for mount in mounts if mount["RW"]}
-        assert writable >= {caller.cache / "rocm-recipes/home", caller.cache / "huggingface"}
-        code, home = caller.root / "x", f"{caller.cache}/rocm-recipes/home/cpu/x"
+        homes = caller.cache / "rocm-recipes/home/cpu"
+        assert writable >= {homes, caller.cache / "huggingface"}
+        code, home = caller.root / "x", f"{homes}/{images.load()['cpu'].tag}/x"
         assert container.exec_run(["touch", str(code)]).exit_code != 0, "the code is read-only"
         assert container.exec_run(["touch", home]).exit_code == 0
         saved = stop(caller, launcher, run, signal.SIGTERM, after_step=0)

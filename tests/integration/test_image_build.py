@@ -272,6 +272,12 @@ def test_image_keeps_torch_of_rocm_base(tiny, fake_rocm, engine):
         )
 
 
+def test_base_that_the_disk_cannot_hold(tiny, registry):
+    done = tiny(f"base={registry}/nothing:1", digest="unverified", download_gb="1000000")
+    assert done.returncode == 3
+    assert "needs 5000000 GB" in done.stderr
+
+
 def test_base_that_cannot_be_pulled(tiny, registry):
     for fields, reference in (
         ({"digest": "unverified"}, f"{registry}/nothing:1"),

@@ -5,6 +5,7 @@ The engine here answers over a unix socket as dockerd does; tests/integration ha
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import os
@@ -18,7 +19,9 @@ from pathlib import Path
 
 import pytest
 
+from containers import engine as images_engine
 from containers import images
+from launch.core import docker_host
 from launch.core.errors import HostError
 from launch.execution import docker_engine, secret_files
 from launch.inputs.paths import secret_dir
@@ -134,6 +137,38 @@ def test_an_engine_of_another_machine_is_rejected(monkeypatch, address, message)
     monkeypatch.setenv("DOCKER_HOST", address)
     with pytest.raises(HostError, match=f"^{re.escape(message)}"):
         docker_engine.check(plan_of(*CPU), host_with(0))
+
+
+def test_a_build_needs_no_files_of_this_machine(monkeypatch):
+    assert docker_host.problem("tcp://192.0.2.1:2375", is_build=True) is None
+    monkeypatch.setenv("DOCKER_HOST", "ssh://me@localhost")
+    with pytest.raises(HostError, match="^DOCKER_HOST=ssh://me@localhost: "):
+        images_engine.connect()
+
+
+@pytest.mark.parametrize(("root", "is_too_small"), [(".", True), ("other_machine", False)])
+def test_a_disk_that_is_too_small_for_an_image(fake, tmp_path, root, is_too_small):
+    fake({("GET", "/info"): (200, {"DockerRootDir": str(tmp_path / root)})})
+    client = images_engine.connect()
+    small, large = (
+        dataclasses.replace(images.load()["cpu"], download_gb=gb) for gb in ("0", "1e6")
+    )
+    images_engine.check_space(client, small)
+    with pytest.raises(HostError) if is_too_small else contextlib.nullcontext():
+        images_engine.check_space(client, large)
+
+
+def test_podman_needs_an_init(fake, tmp_path, monkeypatch):
+    monkeypatch.setattr(Handler, "version_string", lambda _: "Libpod/4.3.1 (linux)")
+    cpu = image_json("cpu")
+    fake({("GET", "/images/.*/json"): (200, cpu)})
+    address = os.environ["DOCKER_HOST"]
+    host = dataclasses.replace(host_with(0, DOCKER_HOST=address), sysroot=str(tmp_path))
+    with pytest.raises(HostError, match="catatonit"):
+        docker_engine.check(plan_of(*CPU), host)
+    (tmp_path / "usr/bin").mkdir(parents=True)
+    (tmp_path / "usr/bin/catatonit").touch()
+    assert docker_engine.check(plan_of(*CPU), host)["id"] == cpu["Id"]
 
 
 @pytest.mark.parametrize("answer", [

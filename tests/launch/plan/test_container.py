@@ -18,6 +18,7 @@ from containers import images
 from launch.config.compose import groups
 from launch.core.errors import UserError
 from launch.execution import record
+from launch.inputs import paths
 from launch.machine import detect
 from launch.plan import container
 from launch.plan.check_files import check_files
@@ -84,15 +85,29 @@ def test_containers_get_only_what_they_need(hardware):
         sent = json.dumps(sdk_arguments(spec))
         assert not [word for word in ("privileged", "docker.sock", '"/dev/dri"') if word in sent]
         assert (spec.cap_add, spec.cap_drop, spec.user) == ([], ["ALL"], "1000:1000")
-        home = f"/home/me/.cache/rocm-recipes/home/{config.container.name}"
+        home = Path("/home/me/.cache/rocm-recipes/home", paths.image_folder(config))
+        homes = {str(home), str(home.parent / "data")}
         writable = {m.source for m in spec.mounts if not m.read_only}
         # not the folder itself, which has the token of `hf auth login`
         hub = {f"/home/me/.cache/huggingface/{name}" for name in ("hub", "datasets", "xet")}
-        assert writable == {str(RUN), home, *hub}
+        assert writable == {str(RUN), *homes, *hub}
         gpus = [*process.gpus, *container.peer_gpus(process, plan.processes)]
         nodes = {"/dev/kfd", *(f"/dev/dri/renderD{128 + gpu}" for gpu in gpus)}
         assert set(spec.devices) == (nodes if config.hardware.gfx.startswith("gfx") else set())
         assert all(spec.devices.values()), "every device has its reason"
+
+
+def test_images_share_rows_and_no_compiled_code():
+    names = ("PYTHONPYCACHEPREFIX", "TORCHINDUCTOR_CACHE_DIR", "HOME")
+    folders, rows = [], set()
+    for tag in ("a", "b"):
+        config = composed("hardware=mi300x", "container=custom", f"container.reference=me/my:{tag}")
+        plan = make_plan(config, host_with(8), RUN)
+        environment = plan.containers["trainers"].environment
+        folders += [environment[name] for name in names]
+        rows.add(plan.data_cache["directory"])
+    assert len(set(folders)) == 2 * len(names)
+    assert len(rows) == 1
 
 
 def test_server_and_trainers_see_the_gpus_of_the_weight_transfer():

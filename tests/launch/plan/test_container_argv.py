@@ -7,13 +7,20 @@ diff.
 from __future__ import annotations
 
 import os
+import signal
+import sys
+import threading
+import time
 from pathlib import Path
 
 import pytest
 
 from launch.core.errors import HostError, UserError
+from launch.execution import apptainer
 from launch.execution.execute import check_host
-from launch.plan.container_argv import on_host
+from launch.plan import local_copies
+from launch.plan.container import image_reference
+from launch.plan.container_argv import on_host, sif
 from launch.plan.planning import make_plan, prepare
 from tests.conftest import composed, host_with
 
@@ -70,6 +77,53 @@ def test_a_host_without_the_program_or_the_image_is_rejected(
     plan = plan_of(*overrides, "smoke=true", run_dir="/runs/golden/1")
     with pytest.raises(HostError, match=words):
         check_host(plan, host_with(8))
+
+
+@pytest.mark.parametrize("image", [PUSHED, []])
+def test_pyxis_needs_a_pushed_image(image):
+    plan = plan_of(*PYXIS, *image, run_dir="/runs/golden/1")
+    assert any("push=" in warning for warning in plan.warnings) == (image == [])
+
+
+def test_apptainer_converts_an_image_that_is_built_first(tools, monkeypatch, tmp_path):
+    monkeypatch.setenv("PATH", str(tools.folder))
+    config = plan_of("runtime=apptainer").config
+    host = host_with(8, XDG_CACHE_HOME=str(tmp_path), DOCKER_HOST="unix:///no/such/engine")
+    assert "not on the PATH" in local_copies.image(config, host)
+    build = "python containers/build.py image=rocm"
+    assert local_copies.build_command(config, host) == build
+    tools.add("apptainer", "exit 0")
+    file = sif(config, host, image_reference(config))
+    file.parent.mkdir(parents=True)
+    file.touch()
+    assert local_copies.image(config, host).endswith(f": in {file}")
+    assert local_copies.build_command(config, host) is None
+
+
+def test_an_interrupted_conversion_removes_its_files(tools, tmp_path):
+    temporary, is_ready = tmp_path / "temporary", tmp_path / "is_ready"
+    script = """
+        trap 'rm -r {0}; exit 1' TERM
+        mkdir {0}; touch $2 {1}
+        while :; do sleep 0.02; done
+    """
+    tools.add("apptainer", script.format(temporary, is_ready))
+    plan = plan_of("runtime=apptainer", *PUSHED)
+
+    def interrupt() -> None:
+        while not is_ready.exists():
+            time.sleep(0.01)
+        os.kill(os.getpid(), signal.SIGUSR1)
+
+    before = signal.signal(signal.SIGUSR1, lambda *_: sys.exit(75))
+    threading.Thread(target=interrupt, daemon=True).start()
+    try:
+        with pytest.raises(SystemExit):
+            apptainer.convert(plan, host_with(8, XDG_CACHE_HOME=str(tmp_path)))
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    assert not temporary.exists()
+    assert not [*(tmp_path / "rocm-recipes/sif").iterdir()]
 
 
 def test_pyxis_with_its_plugin_and_a_pushed_image(tools):

@@ -15,13 +15,14 @@ from socketserver import UnixStreamServer
 
 import pytest
 
+from containers import images
 from launch.checks.facts import gather
 from launch.estimate.batch_counts import batch
 from launch.machine import container_engine
 from launch.plan import local_copies, plan_page, predictions
 from launch.plan.container import image_reference
 from launch.plan.planning import make_plan
-from tests.conftest import composed, host_with, leave_model
+from tests.conftest import ROOT, composed, host_with, leave_model
 
 LINES = 40  # of a screen
 DPO = ["hardware=w7900", "method=dpo", "model=qwen2_5_1_5b", "adapter=lora"]
@@ -385,10 +386,12 @@ class Engine(BaseHTTPRequestHandler):
     """Answer for images as docker's engine does."""
 
     def do_GET(self) -> None:
-        is_here = self.path == f"/images/{self.server.image}/json"
-        self.send_response(200 if is_here else 404)
+        answers = {f"/images/{self.server.image}/json": {"Size": 23400000000}}
+        answers |= {"/info": {"DockerRootDir": str(ROOT)}}
+        self.send_response(200 if self.path in answers else 404)
         self.end_headers()
-        self.wfile.write(b'{"Size": 23400000000}' if is_here else b'{"message": "no such image"}')
+        answer = answers.get(self.path, {"message": "no such image"})
+        self.wfile.write(json.dumps(answer).encode())
 
     def log_message(self, *_: object) -> None:
         pass
@@ -419,6 +422,29 @@ def test_whether_the_image_is_built(engine, tmp_path):
     unpublished = composed("hardware=mi50", "runtime=docker")
     assert local_copies.image(unpublished, absent).endswith("; base size not published")
     assert local_copies.image(composed("hardware=mi300x", "runtime=local"), asked) is None
+
+
+@pytest.mark.parametrize(("overrides", "image", "free_gb", "warns"), [
+    ("", "", 56, True),  # 5 times the 11.3 GB of its base
+    ("", "", 57, False),
+    ("", "reference", 1, False),
+    ("", "base_reference", 1, False),
+    ("runtime=local", "", 1, False),
+])  # fmt: skip
+def test_images_that_the_disk_cannot_hold(engine, tmp_path, overrides, image, free_gb, warns):
+    engine.image = getattr(images.load()["rocm"], image) if image else ""
+    config = composed("hardware=mi300x", "runtime=docker", *overrides.split())
+    host = host_with(8, DOCKER_HOST=f"unix://{tmp_path}/docker.sock")
+    host = dataclasses.replace(host, disk_free=lambda _: free_gb * 10**9)
+    plan = make_plan(config, host, tmp_path)
+    assert any(line.startswith("image=rocm: ") for line in plan.warnings) == warns
+
+
+def test_an_engine_of_another_machine_needs_no_build():
+    config, host = composed("hardware=mi300x"), host_with(8, DOCKER_HOST="ssh://me@localhost")
+    plan = make_plan(config, host, Path("/runs/x/1"))
+    assert any(line.startswith("DOCKER_HOST=ssh://") for line in plan.warnings)
+    assert local_copies.build_command(config, host) is None
 
 
 @pytest.mark.parametrize("server", ["Docker/28.2.2 (linux)", "Libpod/4.3.1 (linux)", "other"])
