@@ -1,7 +1,8 @@
 r"""A reward from a judge model behind an OpenAI-compatible API, such as `method=serve`.
 
     export JUDGE_URL=http://judge:8000/v1 JUDGE_MODEL=judge JUDGE_API_KEY=...
-    python launch/run.py method=grpo data=jsonl data.path=examples/questions.jsonl \
+    python launch/run.py hardware=mi300x model=qwen3_4b method=grpo \
+        data=jsonl data.path=examples/questions.jsonl \
         data.columns.prompt=question data.system_prompt='Reason step by step.' \
         'method.rewards={examples.judge.quality: 1.0}' method.reward_confined=false \
         'runtime.pass_env=[JUDGE_URL,JUDGE_MODEL,JUDGE_API_KEY]' data.preview=2
@@ -13,6 +14,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import urllib.request
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -36,7 +38,8 @@ def grade(prompt: Any, completion: Any) -> float | Exception:
             },
         )
         with urllib.request.urlopen(request, timeout=TIMEOUT_S) as reply:
-            return float(json.load(reply)["choices"][0]["message"]["content"]) / 10
+            answer = json.load(reply)["choices"][0]["message"]["content"]
+            return min(1.0, float(re.findall(r"\d+(?:\.\d+)?", answer)[0]) / 10)
     except Exception as error:  # a timeout, an HTTP status, or a reply without a number
         return error
 

@@ -77,7 +77,8 @@ def preview(config: DictConfig) -> dict[str, Any]:
 def reward_lines(config: DictConfig, rows: Sequence[Row]) -> Iterator[str]:
     """Yield what each reward gives for each row's `answer` and for an empty completion.
 
-    They are one batch, scored as in training. Raises UserError as training would.
+    They are one batch. Each reward scores all of it, without method.reward_chain. Raises UserError
+    as training would.
     """
     if not rows:
         return

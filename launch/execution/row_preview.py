@@ -24,7 +24,8 @@ from launch.schema import Config, Runtime
 
 def run(config: Config, host: Host, warnings: Sequence[str], request: Request) -> int:
     """Print the rows and return the exit code."""
-    local = dataclasses.replace(config, runtime=Runtime(name="local"))
+    runtime = Runtime(name="local", pass_env=config.runtime.pass_env)
+    local = dataclasses.replace(config, runtime=runtime)
     with tempfile.TemporaryDirectory(prefix="preview-") as folder:
         # Cache the rows where the ranks will look for them, even in a container.
         plan = dataclasses.replace(

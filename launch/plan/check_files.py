@@ -56,7 +56,8 @@ QUANTIZERS = {
     "quark": ("amd-quark",),
     "eetq": ("kernels",),
 }
-MAKE_TARGETS = ("quantization", "gguf")  # that install the packages of a file in containers/cpu
+# package -> target of the Makefile that installs it
+MAKE_TARGETS = {**dict.fromkeys(LOW_PRECISION.values(), "quantization"), "gguf": "gguf"}
 ATTENTION = {"flash_attention_2": "flash-attn", "flash_attention_3": "flash-attn-3"}
 PICKLES = ("pytorch_model*.bin", "*.pt", "*.pth", "*.ckpt")
 
@@ -251,8 +252,8 @@ def _check_package(
     if not config.runtime.slurm.python and not (
         importlib.util.find_spec(parent) and importlib.util.find_spec(module)
     ):
-        target = requirements.removesuffix(".in")
-        install = f"make {target}" if target in MAKE_TARGETS else f"pip install {package}"
+        target = MAKE_TARGETS.get(package)
+        install = f"make {target}" if target else f"pip install {package}"
         raise UserError(
             f"{override}: the package {package} is not installed. Use: {install}, or {remedy}."
         )

@@ -250,7 +250,7 @@ def _model(config: Config) -> str:
     elif model.init == Init.random:
         source = "random weights"
     state = {None: "", False: "off", True: "on"}[thinking.of(config)]
-    thinks = f", thinking {state} ({thinking.KEY})" if state else ""
+    thinks = f", thinking {state} ({thinking.SWITCH})" if state else ""
     return f"{model.name}, {size}, from {source}{thinks}"
 
 

@@ -32,6 +32,7 @@ SUMMARY_KEYS = (
 # and after a step with a difference.
 NEVER_DIFFERED, NO_LONGER_DIFFER = 5, 20
 MOSTLY = 0.9
+ROUNDING = 1e-6  # of the deviation of equal rewards
 OMITTED_HELD_OUT = ("eval_num_tokens", "eval_samples_per_second", "eval_steps_per_second")
 
 
@@ -182,8 +183,9 @@ class Metrics(TrainerCallback):
     def _compare_rewards(self, row: dict[str, Any]) -> None:
         """Count the lines since one in which the completions of a prompt had different rewards."""
         equal_share = row.get("frac_reward_zero_std")  # only GRPO has it
-        # Without any reward that applies, the deviation is NaN, which the row has as None.
-        if equal_share is not None and equal_share < 1 and row["reward_std"]:
+        # The deviation of equal rewards may be 1e-8. Without any reward that applies it is NaN,
+        # which the row has as None.
+        if equal_share is not None and (row["reward_std"] or 0.0) > ROUNDING:
             self.differed_at, self.num_equal = row["step"], 0
         elif equal_share is not None:
             self.num_equal += 1

@@ -41,6 +41,8 @@ LOSS_STATE = (
 # layers, by compute dtype.
 TOLERANCE = {"fp32": 1e-4, "fp16": 1e-2, "bf16": 2e-2, "fp8": 5e-2}
 
+MIN_ADVANTAGE = 0.01  # more than rounding leaves of equal rewards
+
 
 def decoder_layers(model: nn.Module) -> nn.ModuleList | None:
     """Return the model's list of decoder layers, or None if it has none."""
@@ -147,7 +149,7 @@ class CompiledLayers:
 
     _layers: Sequence[nn.Module] = ()
     _checkpointing: CheckpointFirstLayers | None = None
-    _is_first_batch = _unmeasured = _checks_attention = False
+    _is_first_batch = _compares = _checks_attention = False
     compiled: str | None = None  # "yes", or the reason why not, or None if not requested
 
     def compile_layers(self, config: DictConfig) -> None:
@@ -155,15 +157,16 @@ class CompiledLayers:
         if (number := OmegaConf.select(config, "step.checkpointed_layers")) is not None:
             self._checkpointing = CheckpointFirstLayers(number)
             self.add_callback(self._checkpointing)
-        self._unmeasured = not config.hardware.get("kernels_measured", False)
+        unmeasured = not config.hardware.get("kernels_measured", False)
         self._precision, strategy = config.precision.compute, config.topology.strategy
         has_kernel = config.hardware.get("packed_attention") in packed_attention.KERNELS
-        packs = OmegaConf.select(config, "step.rows") == "packed" and has_kernel
+        joins = config.trainer_args.get("packing", False)
+        packs = joins or OmegaConf.select(config, "step.rows") == "packed"
         # ZeRO-3 gathers weights in hooks that torch.autograd.grad does not call.
-        self._checks_attention = self._unmeasured and packs and strategy != "zero3"
+        self._checks_attention = unmeasured and packs and has_kernel and strategy != "zero3"
         # torch.autograd.grad rejects reentrant checkpointing.
         reentrant = (self.args.gradient_checkpointing_kwargs or {}).get("use_reentrant")
-        self._is_first_batch = self._checks_attention and not reentrant
+        self._compares = self._checks_attention and not reentrant
         if not OmegaConf.select(config, "step.compile"):
             return
         self._requested = "step.compile" not in [choice.key for choice in config.get("chosen", [])]
@@ -181,6 +184,7 @@ class CompiledLayers:
                 self._layers, self._use_eager, dynamic=not getattr(self, "one_length", False)
             )
             self.compiled, self._is_first_batch = "yes", not reentrant
+            self._compares = unmeasured and not reentrant
 
     def compute_loss(
         self, model: nn.Module, inputs: dict[str, Any], *args: Any, **kwargs: Any
@@ -190,51 +194,69 @@ class CompiledLayers:
         if self._is_first_batch and model.training:
             self._is_first_batch = False
             self._try_first_batch(model, inputs, *args, **kwargs)
+        if self._compares and model.training and _has_gradient(inputs):
+            self._compares = False
+            self._compare_kernels(model, inputs, *args, **kwargs)
         return super().compute_loss(model, inputs, *args, **kwargs)
 
     def _try_first_batch(
         self, model: nn.Module, inputs: dict[str, Any], *args: Any, **kwargs: Any
     ) -> None:
-        """Run the layers before the first update.
-
-        On unmeasured hardware, compare them with eager layers and the attention of padded rows.
-        """
-        reason, figures = None, (0.0, 0.0)
+        """Run the compiled layers before the first update."""
+        reason = None
         try:
             for batch in getattr(self, "_rehearsed", tuple)():
                 self._loss_and_norm(model, batch)
-            figures = self._loss_and_norm(model, inputs, *args, **kwargs)
+            self._loss_and_norm(model, inputs, *args, **kwargs)
         except COMPILE_ERRORS as error:  # raised by the backward pass
             reason = _first_line(error)
-        if self.compiled not in ("yes", None):  # a forward pass has fallen back
-            reason = self.compiled
-        if reason := _of_any_rank(reason):
+        if reason := _of_any_rank(reason if self.compiled == "yes" else self.compiled):
             self._use_eager_if_compiled(reason)
-            figures = self._loss_and_norm(model, inputs, *args, **kwargs)
-        if not (self._unmeasured and self.compiled == "yes") and not self._checks_attention:
+
+    def _compare_kernels(
+        self, model: nn.Module, inputs: dict[str, Any], *args: Any, **kwargs: Any
+    ) -> None:
+        """Compare with eager layers and the attention of padded rows. Use them if they differ."""
+        if self.compiled != "yes" and not self._checks_attention:
             return
+        figures = self._loss_and_norm(model, inputs, *args, **kwargs)
         forwards = [layer.forward for layer in self._layers]
         use_eager(self._layers)
         with packed_attention.by_document():
             expected = self._loss_and_norm(model, inputs, *args, **kwargs)
+        problem = _of_any_rank(self._difference(figures, expected))
+        eager = self._loss_and_norm(model, inputs, *args, **kwargs) if problem else figures
         for layer, forward in zip(self._layers, forwards, strict=True):
             layer.forward = forward
-        comparison = (
-            f"loss and gradient norm of the first micro-batch are {_formatted(figures)}, and "
-            f"{_formatted(expected)} with eager layers and the attention of padded rows"
+        say(
+            f"kernels of this GPU: loss and gradient norm of a micro-batch are "
+            f"{_formatted(figures)}, and {_formatted(expected)} with eager layers and the "
+            "attention of padded rows"
         )
+        if problem:
+            self._use_eager_if_compiled(problem)
+            if self._checks_attention and _of_any_rank(self._difference(eager, expected)):
+                packed_attention.use_by_document()
+                say("warning: packed rows use the attention of padded rows, which is slower")
+
+    def _difference(
+        self, figures: tuple[float, float], expected: tuple[float, float]
+    ) -> str | None:
+        """Return how (loss, gradient norm) differ by more than rounding may cause, or None."""
         # GRPO's first losses are zero except for rounding, so losses have an absolute tolerance.
         tolerance = TOLERANCE[self._precision]
         agree = all(
             math.isclose(a, b, rel_tol=tolerance, abs_tol=absolute)
             for a, b, absolute in zip(expected, figures, (tolerance, 0.0), strict=True)
         )
-        say(f"kernels of this GPU: {comparison}")
-        if reason := _of_any_rank(None if agree else comparison):
-            self._use_eager_if_compiled(reason)
-            if self._checks_attention:
-                packed_attention.use_by_document()
-                say("warning: packed rows use the attention of padded rows, which is slower")
+        return (
+            None
+            if agree
+            else (
+                f"loss and gradient norm of a micro-batch are {_formatted(figures)} in place of "
+                f"{_formatted(expected)}"
+            )
+        )
 
     def _loss_and_norm(
         self, model: nn.Module, inputs: dict[str, Any], *args: Any, **kwargs: Any
@@ -314,6 +336,13 @@ def without_dropout(model: nn.Module) -> Iterator[None]:
     finally:
         for module, rate in rates:
             module.p = rate
+
+
+def _has_gradient(inputs: dict[str, Any]) -> bool:
+    """Return whether a micro-batch of any rank has a gradient. GRPO's equal rewards have none."""
+    advantages = inputs.get("advantages")
+    has = advantages is None or bool((advantages.abs() > MIN_ADVANTAGE).any())
+    return _of_any_rank("yes" if has else None) is not None
 
 
 def _of_any_rank(reason: str | None) -> str | None:

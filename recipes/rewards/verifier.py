@@ -14,7 +14,6 @@ from typing import Any
 from omegaconf import DictConfig
 
 from launch.core.errors import UserError
-from recipes.rank.program import say
 from recipes.rewards import reward_functions as functions
 from recipes.rewards.reward_functions import Completion, Judgment, Reward
 from recipes.rewards.verify_code import CodeTests, check_tests
@@ -107,9 +106,10 @@ class Verifier:
             errors = (j.error for results in judged if (j := results.get(name)) and j.error)
             if error := next(errors, None):
                 self._reported.add(name)
-                say(
+                print(
                     f"! method.rewards.{name}: {error}. Such a completion gets 0 and counts as a "
-                    "verifier error"
+                    "verifier error",
+                    flush=True,
                 )
 
 

@@ -111,7 +111,8 @@ def test_a_judge_scores_completions(judge_server, capsys):
         ("judge", "Bearer key")
     }
     assert "Why?" in judge_server[0]["messages"][0]["content"]
-    assert [list(each.values()) for each in scores(verifier, "fails", "11")] == [[0.0], [0.0]]
+    assert [list(each.values()) for each in scores(verifier, "11", "8/10")] == [[1.0], [0.8]]
+    assert [list(each.values()) for each in scores(verifier, "fails", "well")] == [[0.0], [0.0]]
     assert verifier.errors == 2
     assert "HTTP Error 503" in capsys.readouterr().out
     with pytest.raises(UserError, match="fails for every completion: HTTPError: HTTP Error 503"):

@@ -32,8 +32,8 @@ DOCKER = "method=grpo hardware=mi300x model=qwen3_0_6b runtime=docker runtime.sh
     ("method=sft hardware=cpu data.heldout_path={chats} " + ROWS, ["report", "chat", "export"]),
     ("method=sft hardware=cpu data=ultrachat", ["report", "chat", "export"]),
     ("method=sft hardware=cpu data=gsm8k", ALL),
-    ("experiment=mi300x_sft_qwen3_4b", ALL),
-    ("experiment=mi300x_sft_qwen3_4b hardware=mi350x", ALL),
+    ("experiment=mi300x_sft_qwen3_4b", ["report", "chat", "export"]),
+    ("experiment=mi300x_single_grpo_gsm8k hardware=mi350x", ALL),
 ])  # fmt: skip
 def test_offered_commands_can_be_planned(tmp_path, monkeypatch, words, steps):
     monkeypatch.chdir(tmp_path)

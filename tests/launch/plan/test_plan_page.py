@@ -245,13 +245,6 @@ def test_the_next_command_has_the_rate_of_an_adapter(more, is_added):
     assert ("method.args.learning_rate=0.0002" in " ".join(lines)) == is_added
 
 
-def test_the_model_line_has_the_key_of_thinking(launch):
-    overrides = ["hardware=mi300x", "model=qwen3_4b", "method=grpo", "mode=plan"]
-    shown = " ".join(launch(*overrides).out.split())
-    key = shown.partition("thinking off (")[2].partition(")")[0]
-    assert "thinking on (" in " ".join(launch(*overrides, f"{key}=true").out.split())
-
-
 def test_rows_of_a_file_are_counted(launch, tmp_path):
     (tmp_path / "rows.jsonl").write_text('{"text": "a"}\n' * 11 + "\n" + '{"text": "b"}')
     overrides = [

@@ -9,7 +9,7 @@ from recipes.models import packed_attention
 from tests.helpers.trainers import assert_same, built, trained
 
 # hardware.packed_attention=varlen computes only 16-bit dtypes with the kernel.
-VARLEN = ["hardware.packed_attention=varlen", "step.rows=packed", "precision=bf16"]
+VARLEN = ["hardware.packed_attention=varlen", "precision=bf16"]
 
 
 @pytest.mark.parametrize(("kind", "keys", "expected"), [
@@ -31,17 +31,21 @@ def wrong(query, key, value, starts, longest, scaling):
     return packed_attention._by_document(query, key, value, ends, longest, scaling)
 
 
-@pytest.mark.parametrize("method", ["sft", "grpo"])
+@pytest.mark.parametrize(("method", "overrides"), [
+    ("sft", ["step.rows=packed"]),
+    ("sft", ["method.args.packing=true", "method.args.max_length=64"]),
+    ("grpo", ["step.rows=packed"]),
+])  # fmt: skip
 @pytest.mark.parametrize(("kernel", "agrees"), [("_by_document", True), ("wrong", False)])
 def test_a_wrong_kernel_is_replaced_before_the_first_update(
-    tmp_path, monkeypatch, capsys, method, kernel, agrees
+    tmp_path, monkeypatch, capsys, method, overrides, kernel, agrees
 ):
-    monkeypatch.setitem(packed_attention.KERNELS, "varlen", packed_attention._by_document)
-    expected = trained(built(tmp_path / "exact", method, *VARLEN)[1])
-    used = wrong if kernel == "wrong" else packed_attention._by_document
-    monkeypatch.setitem(packed_attention.KERNELS, "varlen", used)
-    config, trainer = built(tmp_path / "checked", method, *VARLEN)
+    kernels = {"varlen": packed_attention._by_document}
+    monkeypatch.setattr(packed_attention, "KERNELS", kernels)
+    expected = trained(built(tmp_path / "exact", method, *VARLEN, *overrides)[1])
+    kernels["varlen"] = used = wrong if kernel == "wrong" else packed_attention._by_document
+    config, trainer = built(tmp_path / "checked", method, *VARLEN, *overrides)
     trainer.compile_layers(config)
     assert_same(trained(trainer), expected)
-    assert (packed_attention.KERNELS["varlen"] is used) == agrees
+    assert (kernels["varlen"] is used) == agrees
     assert ("warning: packed rows" in capsys.readouterr().out) != agrees
