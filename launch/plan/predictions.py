@@ -186,7 +186,7 @@ def _total(plan: Plan) -> list[str]:
     hours = speed.run_hours + moved_gb / DISK_GB_S / 3600
     cost = approximate(speed.cost * hours / speed.run_hours)
     moved = f"{gigabytes(moved_gb)} GB to download and save at {DISK_GB_S:g} GB/s (assumed)"
-    return [f"{duration(3600 * hours)}, cost {cost} with {moved}, without start"]
+    return [f"{duration(3600 * hours)}, cost {cost} with {moved}, without start and image"]
 
 
 def _rate(plan: Plan) -> str:
