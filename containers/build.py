@@ -45,6 +45,7 @@ python containers/build.py image=<name> [key=value ...]
   lock=<file>                  read this file instead of containers/images.lock.yaml
 
 Images in containers/images.lock.yaml and their bases:"""
+PREFIX = re.compile(r"[\w.-]+(:\d+)?(/[a-z0-9]+((\.|_|__|-+)[a-z0-9]+)*)*", re.ASCII)
 INSIDE = "opt/recipes-build"  # of the installing container; install.py removes it
 PIP_CACHE = "/opt/recipes-cache"  # a volume, which keeps the files that pip has downloaded
 
@@ -66,6 +67,11 @@ def parse(arguments: list[str]) -> tuple[Image, dict[str, Any]]:
         options[key] = options[key] == "true"
     if options["check"] and (options["push"] or options["no_cache"]):
         raise UserError("check=true builds and pushes nothing. Remove push= and no_cache=.")
+    if options["push"] and not PREFIX.fullmatch(options["push"]):  # a build may take an hour
+        raise UserError(
+            f"push={options['push']}: not a registry, or a registry and a repository in lower "
+            "case. Use for example: push=ghcr.io/owner/rocm-recipes"
+        )
     known, name = images.load(Path(options["lock"])), options["image"]
     if name not in known:
         raise UserError(f"image={name}: use {', '.join(known)}.{errors.near(name, known)}")
@@ -159,7 +165,7 @@ def outdated(client: docker.DockerClient, image: Image, base: str, existing: Any
 def make(client: docker.DockerClient, image: Image, reference: str, say: engine.Show) -> None:
     """Pull the base, install and check the packages, and build. Raises HostError, BuildFailed."""
     engine.sweep(client)  # before the pull, which may need the space
-    if engine.find(client, reference) is None:
+    if reference == image.base_reference and engine.find(client, reference) is None:
         engine.check_space(client, image)
     base = engine.find_or_pull(client, reference, say)
     replaced = engine.find(client, image.local_reference)
@@ -232,7 +238,8 @@ def files_for(image: Image, settings: Mapping[str, str]) -> dict[str, str]:
     for option in ("PIP_CERT", "PIP_CLIENT_CERT"):
         if (file := Path(settings.get(option, ""))).is_file():
             files[option], inside[option] = file, f"/{INSIDE}/{option}"
-    content = {f"{INSIDE}/{name}": file.read_text("utf-8") for name, file in files.items()}
+    # A certificate's comments may have any encoding.
+    content = {f"{INSIDE}/{n}": file.read_text("utf-8", "replace") for n, file in files.items()}
     return {**content, f"{INSIDE}/settings.json": json.dumps(inside)}
 
 
@@ -270,7 +277,8 @@ def run(image: Image, options: Mapping[str, Any], say: engine.Show) -> None:
     reason = outdated(client, image, options["base"], existing)
     if options["check"]:
         if reason:
-            command = f"python containers/build.py image={image.name}"
+            base = f" base={options['base']}" * (options["base"] != image.base_reference)
+            command = f"python containers/build.py image={image.name}{base}"
             raise HostError(f"check=true: {name}: {reason}. To build it: {command}")
         compare(image, probe(client, existing.id))
         print(f"{name} matches the lock")

@@ -13,6 +13,7 @@ import shutil
 import socket
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
@@ -176,7 +177,8 @@ def sweep(client: docker.DockerClient) -> None:
 @contextlib.contextmanager
 def heartbeat() -> Iterator[Show]:
     """Yield a function that is told the current activity; print the activity every QUIET_S."""
-    activities, ended, started_s = ["starting"], threading.Event(), time.monotonic()
+    activities, ended = deque(["starting"], maxlen=1), threading.Event()
+    started_s = time.monotonic()
 
     def repeat() -> None:
         while not ended.wait(QUIET_S):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import os
 import re
 import ssl
 import subprocess
@@ -32,8 +33,10 @@ BUNDLES = ("REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE", "SSL_CERT_FILE")
 
 def pip_options(python: str = sys.executable) -> dict[str, list[str]]:
     """Return the values of each option of this Python's pip, from its files and PIP_* variables."""
-    argv = [python, "-m", "pip", "config", "list", "--verbose"]  # in spite of PIP_QUIET
-    done = subprocess.run(argv, stdout=subprocess.PIPE, text=True, check=False)
+    verbosity = ("PIP_VERBOSE", "PIP_QUIET", "PIP_LOG")  # variables that change pip's output
+    env = {name: value for name, value in os.environ.items() if name not in verbosity}
+    argv = [python, "-m", "pip", "config", "list"]
+    done = subprocess.run(argv, env=env, stdout=subprocess.PIPE, text=True, check=False)
     return parse(done.stdout)
 
 
@@ -63,12 +66,18 @@ def for_container(options: Mapping[str, list[str]], environ: Mapping[str, str]) 
     bundles = [environ.get(name) for name in BUNDLES] + [ssl.get_default_verify_paths().cafile]
     options = {"cert": [bundle for bundle in bundles if bundle][:1], **options}
     settings = {
-        f"PIP_{name.replace('-', '_').upper()}": " ".join(options[name])
+        f"PIP_{name.replace('-', '_').upper()}": " ".join(map(absolute, options[name]))
         for name in PASSED
         if options.get(name)
     }
     proxies = {name: environ.get(name) or environ.get(name.lower()) for name in PROXIES}
     return settings | {name: proxy for name, proxy in proxies.items() if proxy}
+
+
+def absolute(value: str) -> str:
+    """Return an existing path as an absolute one, and any other value unchanged."""
+    path = Path(value).expanduser()
+    return str(path.absolute()) if path.exists() else value
 
 
 def local_folders(settings: Mapping[str, str]) -> list[str]:

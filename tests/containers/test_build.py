@@ -28,6 +28,7 @@ from tests.helpers.build_examples import DIGEST, IMAGE, OPEN, OTHER
     (["check=true"], "image=: use rocm, "),
     (["image=cpu", "check=yes"], "check=yes: use check=true or check=false."),
     (["image=cpu", "check=true", "push=ghcr.io/me"], "check=true builds and pushes nothing"),
+    (["image=cpu", "push=GHCR.io/Me"], "push=GHCR.io/Me: not a registry"),
     (["image=rocm", f"base=mirror/base@{OTHER}"], images.load()["rocm"].digest),
     (["image=cpu", "lock=absent.yaml"], "absent.yaml cannot be read"),
 ])  # fmt: skip

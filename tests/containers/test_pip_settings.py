@@ -69,6 +69,14 @@ def test_mount_local_folders_and_index_with_its_files(tmp_path):
     assert pip_settings.local_folders({"PIP_INDEX_URL": "file:///", "PIP_FIND_LINKS": "/"}) == []
 
 
+def test_relative_folders_reach_a_container_as_absolute_ones(tmp_path, monkeypatch) -> None:
+    (tmp_path / "wheels").mkdir()
+    monkeypatch.chdir(tmp_path)
+    settings = pip_settings.for_container({"find-links": ["./wheels"]}, {})
+    assert settings["PIP_FIND_LINKS"] == str(tmp_path / "wheels")
+    assert pip_settings.local_folders(settings) == [str(tmp_path / "wheels")]
+
+
 def test_uv_settings_from_pip() -> None:
     listed = """:env:.cert='/etc/company.pem'
 global.extra-index-url='\\nhttps://one/simple\\nhttps://two/simple'
