@@ -165,7 +165,8 @@ def outdated(client: docker.DockerClient, image: Image, base: str, existing: Any
 def make(client: docker.DockerClient, image: Image, reference: str, say: engine.Show) -> None:
     """Pull the base, install and check the packages, and build. Raises HostError, BuildFailed."""
     engine.sweep(client)  # before the pull, which may need the space
-    if reference == image.base_reference and engine.find(client, reference) is None:
+    has_size = reference == image.base_reference or image.download_gb != UNKNOWN
+    if has_size and engine.find(client, reference) is None:
         engine.check_space(client, image)
     base = engine.find_or_pull(client, reference, say)
     replaced = engine.find(client, image.local_reference)
