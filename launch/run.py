@@ -109,7 +109,9 @@ def show_plan(plan: Plan, host: detect.Host, search_result: dict[str, Any] | Non
     plan = dataclasses.replace(
         plan,
         warnings=warnings,
-        faster=[offer for offer in faster(config, host) if fit.composes(command, offer)],
+        faster=[
+            offer for offer in faster(config, host, plan.balance) if fit.composes(command, offer)
+        ],
         cheaper=cheaper(config, command, host),
     )
 

@@ -39,8 +39,11 @@ from launch.inputs import model_config
 from launch.inputs.paths import pinned
 from launch.schema import Config
 
-# What speed=auto may choose
-CHOOSABLE = ("method.args.", "hardware.dataloader.", "step.", "topology.fsdp.")
+# What speed=auto may choose, and topology.servers=auto: effective_batch
+CHOOSABLE = (
+    *("method.args.", "hardware.dataloader.", "step.", "topology.fsdp."),
+    "effective_batch",
+)
 # Files with defaults, which speed=auto may change. It keeps the values of all other files.
 DEFAULTS = ("config", "schema", "method/", "hardware/base/common")
 SMOKE_SIZES = (

@@ -5,10 +5,13 @@ Unless noted otherwise, fp32 elements have 4 bytes and 16-bit elements have 2.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from launch.estimate import adapter_layers
 from launch.estimate.activations import BYTES
+from launch.estimate.run_length import num_saves
 from launch.machine import placement
 from launch.schema import Config, shapes
 from launch.schema.enums import Reference, Vendor
@@ -126,21 +129,25 @@ def checkpoint_bytes(config: Config) -> float:
     return (n.width + copy) * n.trained + moments
 
 
-def num_checkpoints(config: Config) -> int:
-    """Return the checkpoints that a run has while it saves: one more than it keeps.
+def num_checkpoints(config: Config, prepared: Mapping[str, Any] | None = None) -> int:
+    """Return the checkpoints that a run has while it saves: at most one more than it keeps.
 
-    A run that keeps all counts as one that keeps one.
+    If the number of saves is unknown, a run that keeps all counts as one that keeps one.
     """
-    strategy = getattr(value := value_or_none(config, "save_strategy"), "value", value)
-    limit = value_or_none(config, "save_total_limit")
-    return 0 if strategy == "no" else int(limit or 1) + 1
+    limit, saves = value_or_none(config, "save_total_limit"), num_saves(config, prepared)
+    if saves is None:
+        return int(limit or 1) + 1
+    return min(saves, int(limit) + 1) if limit else saves
 
 
-def run_bytes(config: Config) -> float:
-    """Return the bytes of a training run's directory: its checkpoints and the model."""
+def run_bytes(config: Config, prepared: Mapping[str, Any] | None = None) -> float:
+    """Return the bytes of a training run's directory: its checkpoints and the model.
+
+    `prepared` are the statistics of the prepared rows.
+    """
     if not config.method.trains:
         return 0.0
-    checkpoints = num_checkpoints(config) * checkpoint_bytes(config)
+    checkpoints = num_checkpoints(config, prepared) * checkpoint_bytes(config)
     return checkpoints + config.save_model * model_bytes(config)
 
 

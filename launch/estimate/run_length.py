@@ -47,6 +47,36 @@ def epoch_steps(
     return float(rows * per_row / size.sequences)
 
 
+def steps_between_saves(config: Config, prepared: Mapping[str, Any] | None = None) -> int | None:
+    """Return the steps between two checkpoints; None if it saves none, or as for num_steps."""
+    strategy, every = save_strategy(config), value_or_none(config, "save_steps")
+    if strategy == "epoch":
+        return math.ceil(epoch_steps(config, batch(config), prepared) or 0) or None
+    if strategy != "steps" or not every:
+        return None
+    if every < 1:  # a share of the run
+        return math.ceil(every * (num_steps(config, batch(config), prepared) or 0)) or None
+    return int(every)
+
+
+def save_strategy(config: Config) -> str | None:
+    """Return no, steps, epoch or best; None if the method saves no checkpoints."""
+    strategy = value_or_none(config, "save_strategy")
+    return getattr(strategy, "value", strategy)
+
+
+def num_saves(config: Config, prepared: Mapping[str, Any] | None = None) -> int | None:
+    """Return how often a run saves a checkpoint; None if that is unknown.
+
+    transformers also saves at the last step, or at the end of an incomplete last epoch.
+    """
+    if save_strategy(config) in (None, "no"):
+        return 0
+    every = steps_between_saves(config, prepared)
+    steps = num_steps(config, batch(config), prepared)
+    return math.ceil(steps / every) if steps and every else None
+
+
 def same_answers(config: Config, sequences: int) -> int | None:
     """Return the steps of `sequences` each with as many in all; None if max_steps need not change.
 

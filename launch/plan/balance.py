@@ -20,6 +20,7 @@ from launch.schema.plan import Balance
 
 KEY, AUTO = "topology.servers", "auto"
 MIN_GAIN = 1.02  # a smaller gain is within the planner's error
+NEARLY = 1.5  # factor between nearly equal numbers of sequences per step
 # A neutral host, because the number of servers must not depend on the planning machine.
 NEUTRAL_HOST = Host("python3", num_cores=1)
 
@@ -93,7 +94,7 @@ def fastest_split(config: Config, host: Host, sequences: int | None = None) -> C
 
 
 def keeps_batch(config: Config) -> bool:
-    """Return whether the user fixed the batch of a step or of a rank."""
+    """Return whether the user, or topology.servers=auto, fixed the batch of a step or of a rank."""
     return config.effective_batch is not None or ACCUMULATION in config.speed_keeps
 
 
@@ -115,13 +116,14 @@ def _fastest(config: Config, host: Host, sequences: int, is_exact: bool = False)
 def _splits(config: Config, sequences: int, is_exact: bool = False) -> Iterator[Config]:
     """Yield a copy for each number of servers, with nearly as many sequences per step.
 
-    Trainers that cannot share the effective batch, or exactly `sequences`, are left out.
+    Trainers that cannot share the effective batch, or nearly or exactly `sequences`, are left out.
     """
     max_servers = (placement.num_gpus(config) - 1) // config.topology.server_tensor_parallel
     for servers in range(1, max_servers + 1):
         split = with_sequences(with_value(config, KEY, servers), sequences)
-        needed = config.effective_batch or (sequences if is_exact else None)
-        if needed in (None, batch(split).sequences):
+        needed, shared = config.effective_batch or sequences, batch(split).sequences
+        nearly = 1.0 if config.effective_batch or is_exact else NEARLY
+        if needed / nearly <= shared <= needed * nearly:
             yield split
 
 

@@ -1,7 +1,7 @@
 """Compute the plan of a run from its composition and the host's facts."""
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -149,7 +149,7 @@ def make_plan(
             *follow_files.warnings(config, request),
             *margin.uncounted(config),
             *margin.warnings(config, needed, _sharding(config, host, needed)),
-            *host_warnings(config, host, smaller),
+            *host_warnings(config, host, smaller, rows),
             *tools.warnings(config),
             *export_files.warnings(config),
             *check_rows.row_warnings(config, request.keys),
@@ -178,10 +178,13 @@ def _sharding(config: Config, host: Host, entries: list[Memory]) -> str | None:
     return "topology.strategy=fsdp" if topology.servers else "topology=fsdp"
 
 
-def host_warnings(config: Config, host: Host, smaller: dict[int, float]) -> Iterator[str]:
+def host_warnings(
+    config: Config, host: Host, smaller: dict[int, float], rows: Mapping[str, Any] | None
+) -> Iterator[str]:
     """Yield warnings about small GPUs, an unverified image and secrets that the shell lacks.
 
-    `smaller` has the memory (GB) of each GPU that is smaller than hardware.memory_gb.
+    `smaller` has the memory (GB) of each GPU that is smaller than hardware.memory_gb. `rows` are
+    the statistics of the prepared rows.
     """
     if smaller:
         gpu = min(smaller, key=smaller.__getitem__)
@@ -208,7 +211,7 @@ def host_warnings(config: Config, host: Host, smaller: dict[int, float]) -> Iter
         )
     if host.gpus_of(config.hardware.vendor):  # a plan for another machine ignores this one's state
         yield from local_python.problems(config, host)
-        yield from _disk_warnings(config, host)
+        yield from _disk_warnings(config, host, rows)
     runs_on_cpu = config.smoke or config.hardware.vendor == Vendor.none
     if runs_on_cpu or host.gpus_of(config.hardware.vendor):
         yield from local_copies.engine_problems(config, host)
@@ -248,13 +251,13 @@ def rank_config(plan: Plan) -> dict[str, Any]:
     return content
 
 
-def _disk_warnings(config: Config, host: Host) -> Iterator[str]:
+def _disk_warnings(config: Config, host: Host, rows: Mapping[str, Any] | None) -> Iterator[str]:
     """Warn if the checkpoints and the model do not fit on the disk of run_root."""
     is_here = config.runtime.name not in ("slurm", "kubernetes")
     if host.disk_free is None or not is_here or config.smoke:
         return
-    free_gb, needed_gb = host.disk_free(config.run_root) / 1e9, run_bytes(config) / 1e9
-    number = num_checkpoints(config)
+    free_gb, needed_gb = host.disk_free(config.run_root) / 1e9, run_bytes(config, rows) / 1e9
+    number = num_checkpoints(config, rows)
     if needed_gb > free_gb:
         yield (
             f"run_root={config.run_root}: {free_gb:.0f} GB are free, but {number} checkpoint(s) "

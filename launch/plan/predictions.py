@@ -35,7 +35,7 @@ def facts(plan: Plan) -> Facts:
     if not is_without_rows(config):
         facts.append(("time", run_time(plan) + _unit_cost(plan, speed.unit_cost) + _why(plan)))
         facts += [*repeated("total", _total(plan)), *evidence([plan])]
-    facts += [*repeated("saves", _saves(plan)), *repeated("disk", _disk(plan.config))]
+    facts += [*repeated("saves", _saves(plan)), *repeated("disk", _disk(plan))]
     if speed.tokens_per_second:
         facts.append(("speed", _rate(plan)))
     if speed.parts_s:
@@ -126,7 +126,8 @@ def _half_as_long(plan: Plan) -> str:
 
 def _saves(plan: Plan) -> list[str]:
     """Return the steps and the time between two checkpoints; [] if the time is not predicted."""
-    config, speed, steps = plan.config, plan.speed, _steps_between_saves(plan)
+    config, speed = plan.config, plan.speed
+    steps = run_length.steps_between_saves(config, plan.data) if config.method.trains else None
     if speed.step_s is None or not steps or (speed.steps and steps >= speed.steps):
         return []
     limit = value_or_none(config, "save_total_limit")
@@ -135,29 +136,23 @@ def _saves(plan: Plan) -> list[str]:
     size = gigabytes(rank_state.checkpoint_bytes(config) / 1e9)
     more = ""
     fewer = max(1, int(MAX_LOST_S / speed.step_s))
-    if fewer < steps and config.method.selection.metric is None:  # else saves cost evaluations
+    in_steps = run_length.save_strategy(config) == "steps"
+    # Under a metric, saves cost evaluations.
+    if in_steps and fewer < steps and config.method.selection.metric is None:
         more = f"; method.args.save_steps={fewer}: every {duration(fewer * speed.step_s)}"
     return [f"every {steps:,} steps ({between}), {size} GB each, {keeps}{more}"]
 
 
-def _steps_between_saves(plan: Plan) -> int | None:
-    """Return the steps between two checkpoints; None if steps do not decide."""
-    config, steps = plan.config, value_or_none(plan.config, "save_steps")
-    strategy = getattr(value := value_or_none(config, "save_strategy"), "value", value)
-    if strategy != "steps" or not steps or not config.method.trains:
-        return None
-    if steps < 1:  # a share of the run
-        return plan.speed.steps and math.ceil(steps * plan.speed.steps)
-    return int(steps)
-
-
-def _disk(config: Config) -> list[str]:
+def _disk(plan: Plan) -> list[str]:
     """Return the disk space that a training run and its weights need; [] for a tiny run."""
-    run_gb, weights_gb = rank_state.run_bytes(config) / 1e9, download_gb(config)
+    config = plan.config
+    run_gb, weights_gb = rank_state.run_bytes(config, plan.data) / 1e9, download_gb(config)
     if run_gb < 1:
         return []
-    number = rank_state.num_checkpoints(config)
-    parts = [f"{number} checkpoints"] * (number > 0) + ["the model"] * config.save_model
+    number = rank_state.num_checkpoints(config, plan.data)
+    parts = [f"{number} checkpoint{'s' * (number > 1)}"] * (number > 0) + [
+        "the model"
+    ] * config.save_model
     weights = f", {gigabytes(weights_gb, 2)} for weights" * (weights_gb > 0)
     run = f"{gigabytes(run_gb)} in run_root ({' and '.join(parts)})"
     return [f"{gigabytes(run_gb + weights_gb)} GB: {run}{weights}"]
@@ -180,7 +175,7 @@ def _total(plan: Plan) -> list[str]:
         return []
     moved_gb = download_gb(config)
     if config.method.trains:
-        saves = (speed.steps or 0) // (_steps_between_saves(plan) or math.inf)
+        saves = run_length.num_saves(config, plan.data) or 0
         moved_gb += saves * rank_state.checkpoint_bytes(config) / 1e9
         moved_gb += config.save_model * rank_state.model_bytes(config) / 1e9
     hours = speed.run_hours + moved_gb / DISK_GB_S / 3600

@@ -20,13 +20,14 @@ from launch.estimate.run_length import MAX_STEPS, same_answers
 from launch.estimate.speed import estimate_speed
 from launch.machine.detect import Host
 from launch.machine.placement import num_gpus, num_trainers
+from launch.plan.balance import KEY as SERVERS
 from launch.plan.balance import fastest_split, keeps_batch, with_sequences
 from launch.plan.planning import prepare
 from launch.rules.check import refusals
 from launch.schema import Adapter, Config, Topology
 from launch.schema.data import LrScaling
 from launch.schema.enums import SpeedMode, Vendor
-from launch.schema.plan import Offer
+from launch.schema.plan import Balance, Offer
 from launch.schema.trainer_args import known, value_or_none
 from launch.search.remedies import FP16_PRICE
 
@@ -40,15 +41,15 @@ OPTIMIZER = "adamw_torch_8bit"  # of torchao
 Candidate = tuple[list[str], str, Config]  # overrides, price, composition with the overrides
 
 
-def faster(config: Config, host: Host) -> list[Offer]:
-    """Return the offers for a planned composition.
+def faster(config: Config, host: Host, balance: Balance | None) -> list[Offer]:
+    """Return the offers for a planned composition and its balance.
 
     The fastest split with nearly the same steps is first; the others follow by gain. Each passes
     every rule and fits in memory with the settings that speed=auto chooses for it.
     """
     if config.smoke or config.hardware.vendor == Vendor.none:
         return []
-    splits = _offers(config, host, _split(config, host))
+    splits = _offers(config, host, _split(config, balance))
     others = _offers(config, host, _candidates(config, host))
     return [*splits, *sorted(others, key=lambda offer: -offer.gain)]
 
@@ -165,20 +166,21 @@ def _candidates(config: Config, host: Host) -> Iterator[Candidate]:
             yield candidate
     if config.method.generates and num_gpus(config) == nodes == 1:
         yield from _with_larger_step(config)
-    if config.topology.servers and config.effective_batch is None and nodes == 1:
-        yield from _with_larger_steps(config, host)
-        yield from _with_wider_servers(config, host)
+    if config.topology.servers and "effective_batch" not in config.speed_keeps and nodes == 1:
+        free = dataclasses.replace(chosen, effective_batch=None)  # topology.servers=auto chose it
+        yield from _with_larger_steps(free, host)
+        yield from _with_wider_servers(free, host)
     if trains_all:
         price = "trains about 1% of the parameters, and needs ten times the learning rate"
         lora = Adapter(**yaml_file(CONF / "adapter/lora.yaml"))
         yield ["adapter=lora"], price, dataclasses.replace(config, adapter=lora)
 
 
-def _split(config: Config, host: Host) -> Iterator[Candidate]:
+def _split(config: Config, balance: Balance | None) -> Iterator[Candidate]:
     """Yield the fastest split of the GPUs between servers and trainers, if it is another one."""
-    split = fastest_split(config, host) if config.topology.name == "split" else None
-    if split and split.topology.servers != config.topology.servers:
-        yield _of_split(config, split)
+    if balance and balance.servers != config.topology.servers:
+        split = with_value(without_choices(config), SERVERS, balance.servers)
+        yield _of_split(config, with_sequences(split, balance.sequences))
 
 
 def _of_split(config: Config, split: Config, price: str = "") -> Candidate:

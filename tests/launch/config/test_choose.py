@@ -14,6 +14,7 @@ from launch.config.request import Request
 from launch.estimate import margin
 from launch.estimate.speed import estimate_speed
 from launch.plan import rundir
+from launch.plan.balance import balance
 from launch.plan.planning import make_plan, prepare, with_choices
 from launch.schema import trainer_args
 from launch.schema.enums import Rows
@@ -32,6 +33,10 @@ RUN = Path("/runs/x/1")
 
 def chosen(*overrides: str, host=HOST):
     return choose.choose(prepare(composed(*overrides))[0], host)
+
+
+def offers_of(config):
+    return faster(config, HOST, balance(config, HOST))
 
 
 def choices(*overrides: str, host=HOST) -> dict[str, object]:
@@ -190,7 +195,7 @@ def test_loader_workers_depend_on_cores(cores, workers):
 
 
 def test_evaluations_have_no_choices_and_tunings_use_trl_defaults():
-    offers = faster(chosen(*H100, "speed=off"), HOST)
+    offers = offers_of(chosen(*H100, "speed=off"))
     assert [offer.overrides for offer in offers] == [["speed=auto"]]
     assert chosen("hardware=h100", "method=evaluate", "model=qwen3_0_6b").chosen == []
     assert choices(*SMALL, "method=tune/batch") == {"step.compile": False, "step.rows": "padded"}
@@ -255,10 +260,12 @@ def test_on_other_ranks_only_the_micro_batch_changes(tmp_path):
      {"topology.servers=3"}),
     ("hardware=mi300x method=grpo model=qwen3_4b effective_batch=56".split(),
      {"topology.servers=7"}),
+    ("hardware=mi300x method=grpo model=qwen3_4b topology=split topology.servers=auto".split(),
+     {"topology.servers=4"}),  # a larger step
 ])  # fmt: skip
 def test_offers_compose_fit_and_reach_their_gain(command, expected):
     base = chosen(*command)
-    offers = faster(base, HOST)
+    offers = offers_of(base)
     assert {offer.overrides[0] for offer in offers} >= expected
     for offer in offers:
         config = chosen(*command, *offer.overrides)
@@ -286,15 +293,22 @@ def split_of(offer) -> tuple[int, int]:
 def test_an_offered_split_leaves_no_faster_one(overrides):
     command = ["method=grpo", "topology=split", *overrides.split()]
     base = chosen(*command)
-    same, *others = faster(base, HOST)
+    same, *others = offers_of(base)
     larger = next(offer for offer in others if "fewer updates" in offer.price)
     assert abs(split_of(same)[1] - choose.batch(base).sequences) <= 8
     for offer in (same, larger):
-        after = faster(chosen(*command, *offer.overrides), HOST)
+        after = offers_of(chosen(*command, *offer.overrides))
         kinds = {override.partition("=")[0] for o in after for override in o.overrides}
         assert not kinds & {"topology.servers", "effective_batch"}
     auto = chosen(*command, "topology.servers=auto")
     assert (auto.topology.servers, auto.effective_batch) == split_of(same)
+
+
+@pytest.mark.parametrize("batch", [[], ["effective_batch=8"]])
+def test_only_an_offer_that_says_so_has_far_fewer_updates(batch):
+    base = chosen(*"hardware=mi300x model=qwen3_8b method=grpo topology.servers=7".split(), *batch)
+    offers = [o for o in offers_of(base) if any("servers=" in word for word in o.overrides)]
+    assert ["fewer updates" in offer.price for offer in offers] == [True] * (not batch)
 
 
 GRPO_OF_4B = ["hardware=mi300x", "model=qwen3_4b", "method=grpo"]
@@ -340,7 +354,7 @@ def test_without_a_price_a_cheaper_run_is_offered_if_trainers_wait(overrides, ha
     ([], True), (["method.lr_scaling=sqrt", "method.lr_reference_batch=56"], False),
 ])  # fmt: skip
 def test_a_larger_step_says_whether_the_learning_rate_stays(scaling, stays):
-    offers = faster(chosen(*GRPO_OF_4B, *scaling), HOST)
+    offers = offers_of(chosen(*GRPO_OF_4B, *scaling))
     [larger] = [offer for offer in offers if "effective_batch=448" in offer.overrides]
     assert ("same learning rate" in larger.price) == stays
 
@@ -351,4 +365,4 @@ def test_a_larger_step_says_whether_the_learning_rate_stays(scaling, stays):
     (["hardware=mi50", "method=grpo", "topology=single"], "topology=colocate"),  # no vLLM
 ])  # fmt: skip
 def test_no_offer_contradicts_the_run(overrides, offer):
-    assert offer not in [first for o in faster(chosen(*overrides), HOST) for first in o.overrides]
+    assert offer not in [first for o in offers_of(chosen(*overrides)) for first in o.overrides]

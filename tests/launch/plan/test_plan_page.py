@@ -202,7 +202,8 @@ def test_the_total_adds_the_download_and_the_saves():
     words = ["hardware=mi300x", "model=qwen3_4b", "method=sft", "method.args.max_steps=250"]
     priced = composed(*words, "price_per_gpu_hour=2")
     plan = make_plan(priced, host_with(8), Path("/runs/x/1"))
-    moved = 2 * 12 * 4.022 + (4 + 2) * 4.022  # two checkpoints, the fp32 model, and 16-bit weights
+    # three checkpoints, the last at the end; the fp32 model, and 16-bit weights
+    moved = 3 * 12 * 4.022 + (4 + 2) * 4.022
     hours = plan.speed.run_hours + moved / predictions.DISK_GB_S / 3600
     total = dict(predictions.facts(plan))["total"]
     assert (
@@ -211,6 +212,31 @@ def test_the_total_adds_the_download_and_the_saves():
     )
     free = make_plan(composed(*words), host_with(8), Path("/runs/x/1"))
     assert "total" not in dict(predictions.facts(free))
+
+
+@pytest.mark.parametrize(("overrides", "saved", "kept"), [
+    ("method.args.save_total_limit=null", 195, 195),  # of 19,488 steps
+    ("", 195, 3),
+    ("method.args.max_steps=20", 1, 1),
+    ("method.args.max_steps=200 method.args.save_steps=0.3", 4, 3),
+    ("method.args.save_strategy=epoch", 3, 3),
+    ("method.args.save_strategy=epoch method.args.save_total_limit=1", 3, 2),
+    ("method.args.save_strategy=epoch method.args.max_steps=20", 1, 1),
+    ("method.args.save_strategy=no", 0, 0),
+    ("method.args.packing=true", None, 3),  # the number of packed rows is unknown
+    ("method.args.packing=true method.args.save_total_limit=null", None, 2),
+])  # fmt: skip
+def test_a_plan_counts_the_saves_of_a_run(overrides, saved, kept):
+    words = ["hardware=mi300x", "model=qwen3_4b", "method=sft", "data=ultrachat"]
+    words += ["save_model=false", "price_per_gpu_hour=2", *overrides.split()]
+    plan = make_plan(composed(*words), host_with(8), Path("/runs/x/1"))
+    facts, weights_gb, checkpoint_gb = dict(predictions.facts(plan)), 8.04, 12 * 4.022
+    gb = {key: facts.get(key, "").replace(",", "") for key in ("disk", "total")}
+    in_run = re.search(r"([\d.]+) in run_root", gb["disk"])
+    assert (float(in_run[1]) if in_run else 0) == pytest.approx(kept * checkpoint_gb, rel=0.01)
+    if saved is not None:
+        moved = float(re.search(r"([\d.]+) GB to", gb["total"])[1])
+        assert moved == pytest.approx(weights_gb + saved * checkpoint_gb, rel=0.01)
 
 
 @pytest.mark.parametrize(("overrides", "is_offered"), [
