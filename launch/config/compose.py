@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 import pickle
 import typing
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +37,8 @@ from launch.config.wording import CONF, check_key, groups, translate
 from launch.core.errors import UserError
 from launch.inputs import model_config
 from launch.inputs.paths import pinned
-from launch.schema import Config
+from launch.schema import Config, trainer_args
+from launch.schema.method import Method
 
 # What speed=auto may choose, and topology.servers=auto: effective_batch
 CHOOSABLE = (
@@ -202,6 +203,12 @@ def _compose(request: Request) -> DictConfig:
     key_overrides = [each for each in request.parsed if each.key_or_group not in groups()]
     ConfigLoaderImpl._apply_overrides_to_config(key_overrides, composed)
     return typing.cast(DictConfig, composed)
+
+
+def arguments(options: Request) -> Collection[str]:
+    """Return the arguments of the method that group options choose. Raises UserError."""
+    method = OmegaConf.to_object(_compose(options).method)
+    return trainer_args.known(Config(method=typing.cast(Method, method)))
 
 
 def _group_options(request: Request) -> Request | None:

@@ -46,14 +46,16 @@ def _reject_option(arguments: list[str], message: str) -> NoReturn:
 
     The message has the override that `--key value` or `--key=value` would be.
     """
-    unknown = re.match(r"unrecognized arguments: --([\w.-]+)(=\S+)?", message)
+    unknown = re.match(r"unrecognized arguments: (--([^\s=]+))(=\S+)?", message)
     use = ""
     if unknown:
-        following = arguments[arguments.index(f"--{unknown[1]}") + 1 :] if not unknown[2] else []
-        value = (unknown[2] or "=").removeprefix("=") or next(iter(following), "")
-        override = f"{unknown[1].replace('-', '_')}={value}"
-        if value and "=" not in value:
-            Request([override]).checked()  # which may know another key for it
+        option, name, given = unknown.groups()
+        following = dict(zip(arguments, arguments[1:], strict=False)).get(option, "")
+        value = given.removeprefix("=") if given else following
+        override = f"{name.replace('-', '_')}={value}"
+        if value and "=" not in value and not re.match("-[a-z-]", value):
+            others = [each for each in arguments if "=" in each and not each.startswith("-")]
+            Request([*others, override]).checked()  # which may know another key for it
             use = f" Use: {shlex.quote(override)}."
     raise UserError(f"{message}. Overrides are key=value.{use} See python launch/run.py --help.")
 

@@ -7,13 +7,16 @@ import functools
 import os
 import sys
 import typing
+from collections.abc import Callable, Collection
 from typing import Any
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override, OverrideType
 from hydra.errors import HydraException
+from omegaconf.errors import OmegaConfBaseException
 
 from launch.config.wording import (
+    all_arguments,
     check_key,
     fields,
     groups,
@@ -93,11 +96,20 @@ class Request(tuple[str, ...]):
         any_option = any(override.key_or_group == "hydra.searchpath" for override in self.parsed)
         lines = []
         for override in self.parsed:
-            is_free = _check(override, any_option)
+            is_free = _check(override, any_option, self._arguments)
             line = _parsable(str(override.input_line))  # in user_env, `true` remains a string
             is_added = is_free and override.type == OverrideType.CHANGE
             lines.append(f"++{line}" if is_added else line)
         return Request(lines)
+
+    def _arguments(self) -> Collection[str]:
+        """Return the arguments of the method that the overrides choose, or of all methods."""
+        from launch.config import compose  # which imports this module
+
+        options = [str(o.input_line) for o in self.parsed if o.key_or_group in groups()]
+        with contextlib.suppress(HydraException, OmegaConfBaseException, UserError):
+            return compose.arguments(Request(options))
+        return all_arguments()
 
 
 @functools.cache  # parsing an override at each use took a tenth of the time of a plan
@@ -115,7 +127,7 @@ def _parsed(override: str) -> Override:
         matches = [f"{g}={override}" for g, names in groups_of_options.items() if override in names]
         hint = f"Did you mean {' or '.join(matches)}?" if matches else SYNTAX
         if quoted := quoted_text(override):
-            hint = f"Its value needs quotes. Use: {quoted}."
+            hint = f"As one text, its value needs quotes. Use: {quoted}."
         text = override if override.isprintable() and override.strip() else repr(override)
         shown = text if len(text) <= MAX_SHOWN else f"{text[:MAX_SHOWN]}..."
         raise UserError(f"{shown}: {problem}. {hint}") from error
@@ -136,17 +148,17 @@ def _parsable(override: str) -> str:
     return f"{key}='" + value.replace("'", "\\'") + "'"
 
 
-def _check(override: Override, any_option: bool) -> bool:
+def _check(override: Override, any_option: bool, arguments: Callable[[], Collection[str]]) -> bool:
     """Return whether the key is free. Raises UserError for an unknown key or option.
 
-    With `any_option`, options outside conf/ are accepted.
+    With `any_option`, options outside conf/ are accepted. Messages offer only `arguments`.
     """
     key, line = override.key_or_group, str(override.input_line)
     if belongs_to_hydra(override):
         return False
     if override.type == OverrideType.DEL:
         if key not in groups():
-            check_key(key, line)
+            check_key(key, line, arguments)
         if is_field(key):
             raise UserError(f"~{key}: this key cannot be deleted. Use: {remedy(key)}.")
         return False
@@ -161,7 +173,7 @@ def _check(override: Override, any_option: bool) -> bool:
             f"{line}: no effect, because an empty mapping is merged with the current value. Use: "
             f"{remedy(key)}."
         )
-    return check_key(key, line)
+    return check_key(key, line, arguments)
 
 
 def belongs_to_hydra(override: Override) -> bool:

@@ -9,9 +9,11 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import os
 import re
 import shlex
 import typing
+from collections.abc import Callable, Collection
 from enum import Enum
 from pathlib import Path
 from typing import Any
@@ -20,7 +22,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException
 
 from launch.core.errors import UserError, near
-from launch.core.near_names import key_hint, word_hint
+from launch.core.near_names import key_hint, rewards, word_hint
 from launch.core.near_names import names as near_names
 from launch.schema import Config, Phase, Task
 from launch.schema.data import Source
@@ -105,10 +107,18 @@ def type_of(key: str) -> Any:
     return node
 
 
-def check_key(key: str, override: str) -> bool:
+def all_arguments() -> set[str]:
+    """Return the arguments of all methods."""
+    return set[str]().union(*lock()["arguments"].values())
+
+
+def check_key(
+    key: str, override: str, arguments: Callable[[], Collection[str]] = all_arguments
+) -> bool:
     """Return whether a key is free, so that the schema does not check its value.
 
-    Raises UserError if the schema does not have the key. The message starts with `override`.
+    Raises UserError if the schema does not have the key. The message starts with `override`, and
+    offers only those of method.args that `arguments` returns.
     """
     node: Any = Config
     free = False
@@ -125,21 +135,22 @@ def check_key(key: str, override: str) -> bool:
         elif part in fields(node):
             node = fields(node)[part]
         else:
-            raise _unknown_key(path[: depth + 1], [*fields(node)], override)
+            raise _unknown_key(path[: depth + 1], [*fields(node)], override, arguments())
     return free or typing.get_origin(node) is dict
 
 
-def _unknown_key(path: list[str], names: list[str], override: str) -> UserError:
+def _unknown_key(
+    path: list[str], names: list[str], override: str, arguments: Collection[str]
+) -> UserError:
     """Return the error for the last part of `path`; `names` are the keys at its level."""
     *parents, name = path
     where, value = f" in {'.'.join(parents)}" if parents else "", override.partition("=")[2]
-    if hint := key_hint(name, value):
+    if hint := key_hint(name, arguments, value):
         return UserError(f"{override}: no key {name!r}{where}.{hint}")
     if not parents:
         keys = [f"{group}.{name}" for group, node in fields(Config).items() if name in fields(node)]
-        known = set[str]().union(*lock()["arguments"].values())
-        arguments = dict.fromkeys([near_names("arguments").get(name, name), name])
-        keys += [f"method.args.{n}" for n in arguments if n in known and n not in OWNED]
+        similar = dict.fromkeys([near_names("arguments").get(name, name), name])
+        keys += [f"method.args.{n}" for n in similar if n in arguments and n not in OWNED]
         full = [shlex.quote(f"{key}={value}") for key in keys]
         full += [OWNED[name]] if name in OWNED else []
         if full:
@@ -196,10 +207,13 @@ def remedy(key: str) -> str:
 def quoted_text(override: str) -> str | None:
     """Return an override whose value is plain text in the quotes that Hydra and a shell need.
 
-    Return None if the key needs another type, or if its value is meant as more than plain text.
+    Return None unless its value is a prompt, a pattern or an existing path, and is meant as plain
+    text. Names and words do not need quotes.
     """
     key, equals, value = override.partition("=")
-    is_text = _without_optional(type_of(key.lstrip("+"))) is str
+    is_text = _without_optional(type_of(key.lstrip("+"))) is str and (
+        key.endswith(("prompt", "pattern")) or os.path.exists(value)
+    )
     if not (equals and is_text) or value.startswith(tuple("[{(\"'")) or "${" in value:
         return None
     escaped = re.sub(r'(\\*)("|$)', lambda m: 2 * m[1] + (m[2] and f"\\{m[2]}"), value)
@@ -230,7 +244,10 @@ def translate(error: Exception) -> UserError:
     if ambiguous:
         key = ambiguous[1].partition("=")[0]
         quoted = quoted_text(ambiguous[1])
-        as_list = "" if quoted or key in groups() else f", or {key}=[...] for a list"
+        kind = typing.get_origin(type_of(key)) or type_of(key)
+        as_list = f", or {key}=[...] for a list" if kind in (list, Any) else ""
+        if type_of(key) == dict[str, float]:
+            as_list = f", or '{key}={{{rewards(ambiguous[1].partition('=')[2])}}}' for all"
         text = (
             f"{ambiguous[1]}: several values, but a run needs one. Use: {quoted or 'one value'}, "
             f"or -m for a sweep over all of them{as_list}."
@@ -270,8 +287,7 @@ def _key_message(key: str, cause: BaseException, text: str) -> str:
         rule = "a list and a mapping cannot be merged"
     assigned = re.search(rf"override '?[+~]*{re.escape(key)}=\[?([\w.]+(?:, ?[\w.]+)*)", text)
     if assigned and type_of(key) == dict[str, float]:
-        numbers = ", ".join(f"{name.strip()}: 1.0" for name in assigned[1].split(","))
-        return f"{key}: {rule}. Use: '{key}={{{numbers}}}'."
+        return f"{key}: {rule}. Use: '{key}={{{rewards(assigned[1])}}}'."
     value, bare = re.search("[Vv]alue '(.*)', expected", rule), _without_optional(type_of(key))
     hint = near(value[1], bare.__members__) if value and isinstance(bare, type(Enum)) else ""
     use = f" Use: {remedy(key)}." if remedy(key) and not value else ""

@@ -2,12 +2,22 @@
 
 import functools
 import json
+import re
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
 from launch.core.errors import near
 from launch.core.json_files import yaml_file
+
+FORMS = {  # placeholder in near_names.yaml -> pattern of values that the key accepts
+    "count": r"[1-9]\d*",
+    "number": r"\d+(\.\d+)?",
+    "fraction": r"0?\.\d*[1-9]\d*",
+    "switch": r"true|false",
+    "path": r"[\w./~+@-]+",  # without characters that need quotes
+    "rewards": r"\[?[a-z_][\w.]*( *, *[a-z_][\w.]*)*\]?",
+}
 
 
 @functools.cache
@@ -48,20 +58,33 @@ def columns_hint(fields: Collection[str], needed: Collection[str]) -> str | None
     return " ".join(overrides)
 
 
-def key_hint(name: str, value: Any = "<value>") -> str:
-    """Return a hint with the key outside method.args that sets `value`; '' if none is known."""
-    text = value if isinstance(value, str) else json.dumps(value)
-    key = names("keys").get(name)
-    return f" Use: {key.format(value=text)}." if key else ""
+def key_hint(name: str, arguments: Collection[str], value: Any = "") -> str:
+    """Return a hint with the key outside method.args that sets `value`; '' if none is known.
+
+    It has the value if that has the right form, and arguments only if they are in `arguments`.
+    """
+    key = names("keys").get(name, "")
+    text = (value if isinstance(value, str) else json.dumps(value)).replace('"', "")
+    needed = key.partition("method.args.")[2].partition(".")[0]
+    turns_off = text.lower() in ("false", "0", "null", "no", "off") and "{" not in key
+    if not key or turns_off or (needed and needed not in arguments):
+        return ""
+    is_right = {form: re.fullmatch(pattern, text, re.I) for form, pattern in FORMS.items()}
+    shown = {form: text if is_right[form] else "<value>" for form in FORMS}
+    shown["rewards"] = rewards(text if is_right["rewards"] else "<name>")
+    return f" Use: {key.format_map(shown)}."
 
 
-def argument_hint(name: str, arguments: Collection[str], value: Any = "<value>") -> str:
+def rewards(text: str) -> str:
+    """Return the entries of method.rewards for a name, or for a list of names."""
+    return ", ".join(f"{name.strip()}: 1.0" for name in text.strip("[]").split(","))
+
+
+def argument_hint(name: str, arguments: Collection[str], value: Any = "") -> str:
     """Return a hint for an unknown argument, such as ' Did you mean a?'; '' if none is similar."""
     if (near_name := names("arguments").get(name)) in arguments:
         return f" Did you mean {near_name}?"
-    hint = key_hint(name, value)
-    needed = hint.partition("method.args.")[2].partition(".")[0]
-    return hint if hint and (not needed or needed in arguments) else near(name, arguments)
+    return key_hint(name, arguments, value) or near(name, arguments)
 
 
 def word_hint(argument: str, word: str, words: Collection[str]) -> str:

@@ -38,13 +38,13 @@ class Answer:
 
 def ask(address: str, path: str) -> Answer | None:
     """Return an engine's answer to a GET request; None if no engine answers at a unix socket."""
-    scheme, _, file = address.partition("://")
+    scheme, _, file = address.partition(":")
     with suppress(OSError, http.client.HTTPException):
         if scheme == "unix":
             connection = http.client.HTTPConnection("localhost")
             connection.sock = sock = socket.socket(socket.AF_UNIX)  # in place of connect()
             sock.settimeout(TIMEOUT_S)
-            sock.connect(file)
+            sock.connect(file.removeprefix("//"))
             peer = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, CREDENTIALS.size)
             connection.request("GET", path)
             answer = connection.getresponse()

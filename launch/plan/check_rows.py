@@ -113,8 +113,9 @@ def row_warnings(config: Config, keys: Collection[str] = ()) -> Iterator[str]:
         if "accuracy" in method.rewards and _is_solution(answer):
             yield (
                 f"{file.key}: the answer of the first row is a whole text, which the reward "
-                "accuracy compares with the model's final answer, so the reward will be 0. Use: "
-                "'data.answer_pattern=\"<pattern with one group>\"', or a reward of yours, such as "
+                "accuracy compares with the model's final answer, so the reward is 0 unless the "
+                "model repeats all of it. Use: 'data.answer_pattern=\"<pattern with one group>\"', "
+                "or a reward of yours, such as "
                 "'method.rewards={<module>.<function>: 1.0}'."
             )
         unscored = sum(all(row.get(name) is None for name in needed) for row in rows)

@@ -18,7 +18,7 @@ model=Qwen/Qwen3-4B | model=Qwen/Qwen3-4B | Did you mean qwen3_4b | model.hub_id
 'experiment=[quickstart,learning]' | experiment=[quickstart,learning]: no such experiment | Options:
 mi300x | mi300x: '=' is missing. Did you mean hardware=mi300x?
 seeed=1 | seeed=1 | no key 'seeed' | Did you mean seed
-fail_below=0.9 | fail_below=0.9: no top-level key 'fail_below' | Use: method.args.fail_below
+fail_below=0.9 method=bench/gemm | fail_below=0.9: no top-level key 'fail_below' | Use: method.args.fail_below
 topology.num_gpu=2 | num_gpu | Did you mean topology.num_gpus | Keys in topology
 seed=abc | seed: Value 'abc' | Use: seed=<a whole number>.
 mode=plna | 'plna' | run, plan | Did you mean plan
@@ -74,6 +74,14 @@ model.path= | model.path=: the path is empty | null
 +targets.x=3 | targets.x:  | Use: '+targets={x: {<key>: <value>}}'; keys: value, source.
 experiment=quickstart smoke=true hydra.job.chdir=true mode=plan | hydra.job.chdir=true: no effect
 -m seed=0,1 hydra.run.dir=x mode=plan | hydra.run.dir=x: no effect
+--foo/bar x mode=plan | foo/bar=x: no key 'foo'
+--packing --bf16 | --packing --bf16. Overrides are key=value. See
+--batch-size 4 method=evaluate | Use: method.args.batch_size=4.
+name=a,b | name=a,b: several values, but a run needs one. Use: one value, or -m for a sweep over all of them.
+data.system_prompt=a,b | Use: 'data.system_prompt="a,b"', or -m
+data=jsonl data.path=broken.py,b mode=plan | Use: one value, or -m
+-m data.path=~/a,~/b | not an override. Use key=value
+method=grpo method.rewards=accuracy,format | or 'method.rewards={accuracy: 1.0, format: 1.0}' for all.
 --foo | unrecognized arguments: --foo | --help
 --resolve | --resolve | --cfg
 """

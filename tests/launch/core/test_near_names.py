@@ -58,6 +58,11 @@ def test_suggested_names_exist():
     ("method.rewards=[mine.score, format]", "'method.rewards={mine.score: 1.0, format: 1.0}'"),
     ("model.thinking=true", "method.args.chat_template_kwargs.enable_thinking=true"),
     ("method.args.enable_thinking=true", "method.args.chat_template_kwargs.enable_thinking=true"),
+    ("reward_funcs=[accuracy,format]", "'method.rewards={accuracy: 1.0, format: 1.0}'"),
+    ("thinking=false", "method.args.chat_template_kwargs.enable_thinking=false"),
+    ("train_file=/tmp/a.jsonl", "data=jsonl data.path=/tmp/a.jsonl"),
+    ("max_completion_length=4", "method.args.max_completion_length=4"),
+    ("max_new_tokens=4", "method.args.max_completion_length=4"),
     ("epochs=2", "method.args.num_train_epochs=2"),
     ("lr=1e-5", "method.args.learning_rate=1e-5"),
 ])  # fmt: skip
@@ -68,6 +73,39 @@ def test_names_of_other_tools(word, override):
         trainer_args.check(composed(*words, word))
     assert f"Use: {override}." in str(raised.value)
     trainer_args.check(composed(*words, *shlex.split(override)))
+
+
+@pytest.mark.parametrize(("word", "shown"), [
+    ("val_set_size=500", "Use: data.heldout_fraction=<value>."),
+    ("train_file=/tmp/a b.jsonl", "Use: data=jsonl data.path=<value>."),
+    ("lora_r=high", "Use: adapter=lora adapter.rank=<value>."),
+    ("reward=1.5", "Use: 'method.rewards={<name>: 1.0}'."),
+])  # fmt: skip
+def test_a_value_of_the_wrong_form_is_not_offered(word, shown):
+    with pytest.raises(UserError) as raised:
+        composed("method=grpo", word)
+    assert shown in str(raised.value)
+
+
+@pytest.mark.parametrize("word", [
+    "use_lora=false", "load_in_4bit=False", "flash_attn=false", "thinking=false", "fail_below=0.9",
+])  # fmt: skip
+def test_what_is_off_or_not_of_the_method_is_not_offered(word):
+    with pytest.raises(UserError) as raised:
+        composed("method=sft", word)
+    assert "Use:" not in str(raised.value)
+
+
+@pytest.mark.parametrize(("words", "argument"), [
+    ("method=sft", "per_device_train_batch_size"),
+    ("experiment=mi300x_grpo_gsm8k", "per_device_train_batch_size"),
+    ("method=evaluate", "batch_size"),
+    ("method=tune/batch", "per_device_train_batch_size"),  # of its recipe
+])  # fmt: skip
+def test_arguments_of_the_method_are_offered(words, argument):
+    with pytest.raises(UserError) as raised:
+        composed(words, "batch_size=4")
+    assert f"Use: method.args.{argument}=4." in str(raised.value)
 
 
 def test_columns_with_common_names():

@@ -129,6 +129,12 @@ def test_a_missing_image_has_to_be_built(fake):
     ("ssh://me@localhost", "DOCKER_HOST=ssh://me@localhost: "),
     ("tcp://192.0.2.1:2375", "DOCKER_HOST=tcp://192.0.2.1:2375: "),  # reserved for documentation
     ("192.0.2.1", "DOCKER_HOST=192.0.2.1: "),
+    ("tcp://[::1:2375", "DOCKER_HOST=tcp://[::1:2375: not the address"),
+    ("tcp://localhost:99999", "DOCKER_HOST=tcp://localhost:99999: not the address"),
+    ("/no/such.sock", "DOCKER_HOST=/no/such.sock: not the address of an engine. Use: "
+     "DOCKER_HOST=unix:///no/such.sock."),
+    ("unix:/no/such.sock", "No docker engine answers"),
+    ("tcp://:1", "No docker engine answers"),
     ("tcp://[::1]:1", "No docker engine answers"),
     ("tcp://localhost:1", "No docker engine answers"),
     (f"tcp://{socket.gethostname()}:1", "No docker engine answers"),
@@ -141,9 +147,11 @@ def test_an_engine_of_another_machine_is_rejected(monkeypatch, address, message)
 
 def test_a_build_needs_no_files_of_this_machine(monkeypatch):
     assert docker_host.problem("tcp://192.0.2.1:2375", is_build=True) is None
-    monkeypatch.setenv("DOCKER_HOST", "ssh://me@localhost")
-    with pytest.raises(HostError, match="^DOCKER_HOST=ssh://me@localhost: "):
-        images_engine.connect()
+    for address in ("ssh://me@localhost", "tcp://[::1:2375"):
+        monkeypatch.setenv("DOCKER_HOST", address)
+        with pytest.raises(HostError, match=f"^DOCKER_HOST={re.escape(address)}: ") as raised:
+            images_engine.connect()
+        assert "runtime=" not in str(raised.value)
 
 
 @pytest.mark.parametrize(("root", "is_too_small"), [(".", True), ("other_machine", False)])
