@@ -195,7 +195,7 @@ def _of_split(config: Config, split: Config, price: str = "") -> Candidate:
         overrides.append(f"effective_batch={sequences}")
     if 1 in (num_trainers(config), num_trainers(split)) and not fits_on_one_gpu(config):
         overrides.append(f"topology.strategy={split.topology.strategy}")  # would change at auto
-    same = f"{sequences} sequences per step in place of {before}"
+    same = f"{sequences} sequences per step, not {before}"
     same = f"the same {before} sequences per step" if sequences == before else same
     return overrides, price or same, without_choices(split)
 
@@ -228,7 +228,7 @@ def _with_larger_step(config: Config) -> Iterator[Candidate]:
 
 def _price_of_larger_step(config: Config, sequences: int, before: int) -> str:
     rate = " at the same learning rate" * (config.method.lr_scaling == LrScaling.none)
-    return f"{sequences} sequences per step in place of {before}, so fewer updates{rate}"
+    return f"{sequences} sequences per step, not {before}, so fewer updates{rate}"
 
 
 def _with_wider_servers(config: Config, host: Host) -> Iterator[Candidate]:

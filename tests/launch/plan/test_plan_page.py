@@ -75,7 +75,9 @@ def test_epochs_of_a_plan(overrides, epochs):
     ["method=bench/gemm", "hardware=mi300x"],
     DPO,
 ])  # fmt: skip
-def test_a_plan_fits_on_a_screen_and_has_the_next_command_once(launch, overrides):
+def test_a_plan_fits_on_a_screen_and_has_the_next_command_once(launch, monkeypatch, overrides):
+    for name in ("ACCELERATE_TORCH_DEVICE", "DS_ACCELERATOR", "FSDP_CPU_RAM_EFFICIENT_LOADING"):
+        monkeypatch.delenv(name, raising=False)  # of other tests; a plan would warn of them
     done = launch(*overrides, "mode=plan")
     lines = done.out.splitlines()
     assert (done.code, len(lines) <= LINES) == (0, True), done.out
