@@ -5,6 +5,7 @@ containers/engine.py connects to the engine and pulls images.
 
 import contextlib
 import functools
+import json
 import os
 import re
 import resource
@@ -172,6 +173,7 @@ def image_facts(id: str, repo_digests: list[str], labels: dict[str, str]) -> dic
         for key, value in labels.items()
         if key.startswith(f"{LABEL}.")
     }
+    ours |= json.loads(ours.pop("probe", "{}"))  # versions
     return {
         "id": id,
         "repo_digests": sorted(repo_digests),
