@@ -229,7 +229,7 @@ class CompiledLayers:
         for layer, forward in zip(self._layers, forwards, strict=True):
             layer.forward = forward
         say(
-            f"kernels of this GPU: loss and gradient norm of a micro-batch are "
+            "kernels of this GPU: loss and gradient norm of a micro-batch are "
             f"{_formatted(figures)}, and {_formatted(expected)} with eager layers and the "
             "attention of padded rows"
         )
@@ -249,13 +249,11 @@ class CompiledLayers:
             math.isclose(a, b, rel_tol=tolerance, abs_tol=absolute)
             for a, b, absolute in zip(expected, figures, (tolerance, 0.0), strict=True)
         )
+        if agree:
+            return None
         return (
-            None
-            if agree
-            else (
-                f"loss and gradient norm of a micro-batch are {_formatted(figures)} in place of "
-                f"{_formatted(expected)}"
-            )
+            f"loss and gradient norm of a micro-batch are {_formatted(figures)} in place of "
+            f"{_formatted(expected)}"
         )
 
     def _loss_and_norm(

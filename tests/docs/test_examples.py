@@ -66,7 +66,7 @@ def test_the_last_number_is_compared_as_a_number():
 
 @pytest.fixture
 def judge_server(monkeypatch):
-    """Serve grades by the last word of the request; a word that is no grade is an error."""
+    """Serve the last word of a request as its grade. The word `fails` is answered with an error."""
     requests: list[dict] = []
 
     class Handler(BaseHTTPRequestHandler):

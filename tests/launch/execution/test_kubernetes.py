@@ -68,7 +68,11 @@ def pod_of(manifest: dict) -> dict:
 @pytest.mark.parametrize("name", MANIFESTS)
 def test_manifest_follows_the_schemas_of_kubernetes(name):
     validator = pytest.importorskip("kubernetes_validate")
-    validator.validate(rendered(*MANIFESTS[name]), KUBERNETES, strict=True)
+    manifest = rendered(*MANIFESTS[name])
+    validator.validate(manifest, KUBERNETES, strict=True)
+    pod_of(manifest)["containers"][0]["imgae"] = "misspelled"
+    with pytest.raises(validator.ValidationError):
+        validator.validate(manifest, KUBERNETES, strict=True)
 
 
 @pytest.mark.parametrize("name", MANIFESTS)
