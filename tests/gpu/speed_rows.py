@@ -124,15 +124,13 @@ def grpo_four(size: str, model: str, least: float) -> Row:
             "trl": f"{TRL_GRPO} --model {model}",
         },
         [
-            Mark(
-                "trl",
-                "TRL's server mode, micro-batch 8, 1 + 3 "
-                f"({side[5:].replace('_', ' ') or 'synchronous'})",
-                least,
-                ours=side,
-                mode=True,
-            )
-            for side in modes
+            Mark("trl", f"TRL's server mode, micro-batch 8, 1 + 3 ({mode})", least, 1, side, True)
+            for side, mode in [
+                ("ours", "synchronous"),
+                ("ours_overlap", "overlap"),
+                ("ours_stream", "stream"),
+                ("ours_two_and_two", "stream, ours 2 + 2"),
+            ]
         ],
         data="prompts",
         gpus=4,
