@@ -79,9 +79,6 @@ def check(plan: Plan, host: Host) -> dict[str, Any]:
         raise HostError(problem)
     client, name = connect(), plan.config.container.name
     check_limits(client, plan)
-    engine = container_engine.engine(host.environ)
-    if engine and (remedy := container_engine.init_remedy(engine, host)):
-        raise HostError(f"{engine} lacks the init of containers: {remedy}.")
     with host_errors():
         remove_orphans(client, host)
         image = pull_if_missing(client, f"container={name}", name, image_reference(plan.config))

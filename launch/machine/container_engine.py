@@ -120,7 +120,8 @@ def groups_remedy(engine: Engine, host: Host) -> str | None:
 def init_remedy(engine: Engine, host: Host) -> str | None:
     """Return how podman gets the init of our containers, a package that it only recommends.
 
-    None if it has an init, or if its files are not those of this container.
+    None if it has an init, or if its files are not those of this container. A file of podman's that
+    we do not read may set another path, so this is only a hint.
     """
     root = Path(host.sysroot)
     if engine.name != "podman" or inside.container(host.environ, root):

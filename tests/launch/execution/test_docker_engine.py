@@ -166,19 +166,6 @@ def test_a_disk_that_is_too_small_for_an_image(fake, tmp_path, root, is_too_smal
         images_engine.check_space(client, large)
 
 
-def test_podman_needs_an_init(fake, tmp_path, monkeypatch):
-    monkeypatch.setattr(Handler, "version_string", lambda _: "Libpod/4.3.1 (linux)")
-    cpu = image_json("cpu")
-    fake({("GET", "/images/.*/json"): (200, cpu)})
-    address = os.environ["DOCKER_HOST"]
-    host = dataclasses.replace(host_with(0, DOCKER_HOST=address), sysroot=str(tmp_path))
-    with pytest.raises(HostError, match="catatonit"):
-        docker_engine.check(plan_of(*CPU), host)
-    (tmp_path / "usr/bin").mkdir(parents=True)
-    (tmp_path / "usr/bin/catatonit").touch()
-    assert docker_engine.check(plan_of(*CPU), host)["id"] == cpu["Id"]
-
-
 @pytest.mark.parametrize("answer", [
     (200, {"error": "manifest unknown"}),  # an error in the middle of an answer
     (500, {"message": "connection refused"}),
