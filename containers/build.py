@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import signal
 import sys
 from collections.abc import Mapping
@@ -32,7 +33,7 @@ from packaging.specifiers import SpecifierSet
 from containers import engine, images, pip_settings
 from containers.images import FOLDER, INSTALL, LABEL, NONE, OCI, UNKNOWN, VERSIONS, Image
 from containers.install import FULL_DISK
-from launch.core import errors, json_files, key_values
+from launch.core import docker_host, errors, json_files, key_values
 from launch.core.errors import HostError, UserError
 
 USAGE = """\
@@ -151,8 +152,6 @@ def outdated(client: docker.DockerClient, image: Image, base: str, existing: Any
     """Return why the local image must be built, or '' if it matches the lock and the base."""
     if existing is None:
         return "it is not on this machine"
-    if existing.labels.get(f"{LABEL}.tag") != image.tag:
-        return "containers/build.py did not build it"
     name, digest = (existing.labels.get(f"{OCI}.base.{key}") for key in ("name", "digest"))
     local = engine.find(client, base)
     # Mirrors give the same base another name, so compare names only if it is not on this machine.
@@ -165,11 +164,11 @@ def outdated(client: docker.DockerClient, image: Image, base: str, existing: Any
 def make(client: docker.DockerClient, image: Image, reference: str, say: engine.Show) -> None:
     """Pull the base, install and check the packages, and build. Raises HostError, BuildFailed."""
     engine.sweep(client)  # before the pull, which may need the space
-    has_size = reference == image.base_reference or image.download_gb != UNKNOWN
-    if has_size and engine.find(client, reference) is None:
-        engine.check_space(client, image)
+    is_missing = engine.find(client, reference) is None
+    folder = docker_host.folder(docker_host.address(os.environ)) if is_missing else None
+    if folder and (problem := image.space_problem(folder, shutil.disk_usage(folder).free / 1e9)):
+        raise HostError(problem)
     base = engine.find_or_pull(client, reference, say)
-    replaced = engine.find(client, image.local_reference)
     installed, python = base.id, "python3"
     try:
         if image.locks:
@@ -201,9 +200,6 @@ def make(client: docker.DockerClient, image: Image, reference: str, say: engine.
         )
     finally:
         engine.sweep(client)
-    replaced = replaced and client.images.get(replaced.id)  # may have lost its name
-    if replaced and not replaced.tags and not engine.digests(replaced):
-        replaced.remove()
 
 
 def install(client: docker.DockerClient, image: Image, base: str, say: engine.Show) -> str:
@@ -286,6 +282,9 @@ def run(image: Image, options: Mapping[str, Any], say: engine.Show) -> None:
     elif reason or options["no_cache"]:
         print(f"Building {name} on {options['base']}: {reason or 'no_cache=true'}", flush=True)
         make(client, image, options["base"], say)
+        replaced = existing and client.images.get(existing.id)  # may have lost its name
+        if replaced and not replaced.tags and not engine.digests(replaced):
+            replaced.remove()
         print(f"{name} is built")
     else:
         compare(image, json.loads(existing.labels[f"{LABEL}.probe"]))

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-import shutil
 import socket
 import threading
 import time
@@ -24,7 +23,7 @@ import requests
 from docker.utils import create_archive
 from docker.utils.json_stream import split_buffer
 
-from containers.images import LABEL, Image
+from containers.images import LABEL
 from launch.core import docker_host
 from launch.core.errors import HostError
 
@@ -40,7 +39,8 @@ Show = Callable[[str], None]
 
 def connect() -> docker.DockerClient:
     """Connect to an engine that answers. Raises HostError."""
-    if problem := docker_host.problem(os.environ.get("DOCKER_HOST", ""), is_build=True):
+    address = docker_host.address(os.environ)
+    if problem := docker_host.problem(address, is_build=True):
         raise HostError(problem)
     try:
         # The timeout is for a response without data, in seconds. Installing torch prints nothing
@@ -55,8 +55,8 @@ def connect() -> docker.DockerClient:
         )
         if "Permission denied" in explain(error):
             remedy = "Join its group (sudo usermod -aG docker $USER), then log in again."
-        at = os.environ.get("DOCKER_HOST", "unix:///var/run/docker.sock")
-        raise HostError(f"No docker engine answers at {at} ({explain(error)}). {remedy}") from error
+        problem = f"No docker engine answers at {address} ({explain(error)})."
+        raise HostError(f"{problem} {remedy}") from error
 
 
 def explain(error: BaseException) -> str:
@@ -97,15 +97,6 @@ def find_or_pull(client: docker.DockerClient, reference: str, show: Show) -> Any
         problem = f"The image {reference} cannot be pulled: {explain(error)}"
         raise HostError(f"{problem}\n{PULL_REMEDY}") from error
     return client.images.get(without_tag(reference))
-
-
-def check_space(client: docker.DockerClient, image: Image) -> None:
-    """Raise HostError if the disk of an engine on this machine is too small for the image."""
-    folder = str(client.info().get("DockerRootDir"))
-    if not client.api.base_url.startswith("http+docker") or not os.path.isdir(folder):
-        return  # another machine's disk
-    if problem := image.space_problem(folder, shutil.disk_usage(folder).free / 1e9):
-        raise HostError(problem)
 
 
 def follow(events: Iterable[dict[str, Any]], show: Show) -> str:

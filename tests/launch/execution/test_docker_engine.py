@@ -5,7 +5,6 @@ The engine here answers over a unix socket as dockerd does; tests/integration ha
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import json
 import os
@@ -154,16 +153,12 @@ def test_a_build_needs_no_files_of_this_machine(monkeypatch):
         assert "runtime=" not in str(raised.value)
 
 
-@pytest.mark.parametrize(("root", "is_too_small"), [(".", True), ("other_machine", False)])
-def test_a_disk_that_is_too_small_for_an_image(fake, tmp_path, root, is_too_small):
-    fake({("GET", "/info"): (200, {"DockerRootDir": str(tmp_path / root)})})
-    client = images_engine.connect()
-    small, large = (
-        dataclasses.replace(images.load()["cpu"], download_gb=gb) for gb in ("0", "1e6")
-    )
-    images_engine.check_space(client, small)
-    with pytest.raises(HostError) if is_too_small else contextlib.nullcontext():
-        images_engine.check_space(client, large)
+@pytest.mark.parametrize("is_here", [True, False])
+def test_the_folder_of_an_engine_on_another_machine_is_unknown(fake, tmp_path, is_here):
+    root = str(tmp_path / ("." if is_here else "other_machine"))
+    fake({("GET", "/info"): (200, {"DockerRootDir": root})})
+    folder = docker_host.folder(docker_host.address(os.environ))
+    assert folder == (root if is_here else None)
 
 
 @pytest.mark.parametrize("answer", [
