@@ -12,7 +12,7 @@ import re
 import socket
 import threading
 import time
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
@@ -101,13 +101,18 @@ def find_or_pull(client: docker.DockerClient, reference: str, show: Show) -> Any
 
 def follow(events: Iterable[dict[str, Any]], show: Show) -> str:
     """Show the events of a pull or a push; return the digest in them. Raises APIError."""
-    digest = ""
+    digest, layers = "", defaultdict[str, dict[str, tuple[int, int]]](dict)
     for event in events:
         if "error" in event:
             raise docker.errors.APIError(event["error"], explanation=event["error"])
         digest = (event.get("aux") or {}).get("Digest", digest)
-        words = (event.get(key) for key in ("id", "status", "progress"))
-        show(" ".join(str(word) for word in words if word))
+        status, part = event.get("status", ""), event.get("progressDetail") or {}
+        if part.get("total"):  # of the layers that have begun
+            layers[status][event["id"]] = part["current"], part["total"]
+            sums = (sum(column) / 1e9 for column in zip(*layers[status].values(), strict=True))
+            show("{} {:.1f} of {:.1f} GB".format(status, *sums))
+        elif not layers:
+            show(status)
     return digest
 
 
