@@ -9,10 +9,13 @@ lock; 75 interrupted (run the command again; downloads are reused).
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
+import shutil
 import signal
+import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -30,15 +33,27 @@ from docker.types import Mount
 from packaging.specifiers import SpecifierSet
 
 from containers import engine, images, pip_settings
-from containers.images import FOLDER, INSTALL, LABEL, NONE, OCI, UNKNOWN, VERSIONS, Image
+from containers.images import (
+    FOLDER,
+    INSTALL,
+    LABEL,
+    NONE,
+    OCI,
+    REPOSITORY,
+    UNKNOWN,
+    VERSIONS,
+    Image,
+)
 from containers.install import FULL_DISK
-from launch.core import errors, json_files, key_values
+from launch.core import docker_host, errors, json_files, key_values
 from launch.core.errors import HostError, UserError
 
 USAGE = """\
 python containers/build.py image=<name> [key=value ...]
 
   base=<reference>             build on this image (a mirror, your own) instead of the lock's base
+  builder=buildkit             build the image with the program docker and BuildKit, for an engine
+                               without the builder that docker's SDK uses
   check=true                   compare the local image with the lock; build nothing
   push=<registry/repository>   push the image, and write its digest into the lock
   no_cache=true                rebuild an image that is up to date; downloads are reused
@@ -59,8 +74,10 @@ class BuildFailed(Exception):
 def parse(arguments: list[str]) -> tuple[Image, dict[str, Any]]:
     """Return the image and the options, with the full reference of its base. Raises UserError."""
     defaults = {"image": "", "base": "", "push": "", "lock": str(images.LOCK)}
-    defaults |= {"check": "false", "no_cache": "false"}
+    defaults |= {"check": "false", "no_cache": "false", "builder": "sdk"}
     options: dict[str, Any] = key_values.read(arguments, defaults, "image=cpu")
+    if options["builder"] not in ("sdk", "buildkit"):
+        raise UserError(f"builder={options['builder']}: use builder=sdk or builder=buildkit.")
     for key in ("check", "no_cache"):
         if options[key] not in ("true", "false"):
             raise UserError(f"{key}={options[key]}: use {key}=true or {key}=false.")
@@ -151,8 +168,6 @@ def outdated(client: docker.DockerClient, image: Image, base: str, existing: Any
     """Return why the local image must be built, or '' if it matches the lock and the base."""
     if existing is None:
         return "it is not on this machine"
-    if existing.labels.get(f"{LABEL}.tag") != image.tag:
-        return "containers/build.py did not build it"
     name, digest = (existing.labels.get(f"{OCI}.base.{key}") for key in ("name", "digest"))
     local = engine.find(client, base)
     # Mirrors give the same base another name, so compare names only if it is not on this machine.
@@ -162,14 +177,16 @@ def outdated(client: docker.DockerClient, image: Image, base: str, existing: Any
     return f"it was built on {name} ({digest}), not on {base}"
 
 
-def make(client: docker.DockerClient, image: Image, reference: str, say: engine.Show) -> None:
+def make(
+    client: docker.DockerClient, image: Image, reference: str, builder: str, say: engine.Show
+) -> None:
     """Pull the base, install and check the packages, and build. Raises HostError, BuildFailed."""
     engine.sweep(client)  # before the pull, which may need the space
-    has_size = reference == image.base_reference or image.download_gb != UNKNOWN
-    if has_size and engine.find(client, reference) is None:
-        engine.check_space(client, image)
+    is_missing = engine.find(client, reference) is None
+    folder = docker_host.folder(docker_host.address(os.environ)) if is_missing else None
+    if folder and (problem := image.space_problem(folder, shutil.disk_usage(folder).free / 1e9)):
+        raise HostError(problem)
     base = engine.find_or_pull(client, reference, say)
-    replaced = engine.find(client, image.local_reference)
     installed, python = base.id, "python3"
     try:
         if image.locks:
@@ -177,21 +194,24 @@ def make(client: docker.DockerClient, image: Image, reference: str, say: engine.
         probed = probe(client, installed, python)
         compare(image, probed)
         say("building the image")
-        dockerfile = FOLDER / image.dockerfile
         # The base's digest in a registry, or its local id if it is not from a registry.
         digest = reference.partition("@")[2] or min(engine.digests(base), default=base.id)
+        labels = {
+            f"{LABEL}.image": image.name,
+            f"{LABEL}.tag": image.tag,
+            f"{LABEL}.gfx": ",".join(image.gfx),
+            f"{LABEL}.probe": json.dumps(probed),
+            f"{OCI}.base.name": reference,
+            f"{OCI}.base.digest": digest,
+        }
+        stages, dockerfile = {"BASE": base.id, "INSTALLED": installed}, FOLDER / image.dockerfile
+        if builder == "buildkit":
+            return with_buildkit(client, image, stages, labels)
         client.images.build(
             path=str(dockerfile.parent),
             dockerfile=dockerfile.name,
-            buildargs={"BASE": base.id, "INSTALLED": installed},
-            labels={
-                f"{LABEL}.image": image.name,
-                f"{LABEL}.tag": image.tag,
-                f"{LABEL}.gfx": ",".join(image.gfx),
-                f"{LABEL}.probe": json.dumps(probed),
-                f"{OCI}.base.name": reference,
-                f"{OCI}.base.digest": digest,
-            },
+            buildargs=stages,
+            labels=labels,
             tag=image.local_reference,
             network_mode="none",
             nocache=True,
@@ -201,9 +221,29 @@ def make(client: docker.DockerClient, image: Image, reference: str, say: engine.
         )
     finally:
         engine.sweep(client)
-    replaced = replaced and client.images.get(replaced.id)  # may have lost its name
-    if replaced and not replaced.tags and not engine.digests(replaced):
-        replaced.remove()
+
+
+def with_buildkit(
+    client: docker.DockerClient, image: Image, stages: dict[str, str], labels: dict[str, str]
+) -> None:
+    """Build the Dockerfile with the program docker and BuildKit. Raises BuildFailed."""
+    dockerfile = FOLDER / image.dockerfile
+    argv = ["docker", "build", "--network=none", "--no-cache", "--progress=plain"]
+    argv += [f"--tag={image.local_reference}", f"--file={dockerfile}"]
+    argv += [f"--label={name}={value}" for name, value in labels.items()]
+    names = {key: f"{REPOSITORY}/{key.lower()}:{image.tag}" for key in stages}
+    argv += [f"--build-arg={key}={name}" for key, name in names.items()]
+    try:
+        for key, name in names.items():  # since BuildKit does not know images by id
+            client.images.get(stages[key]).tag(name)
+        env = {**os.environ, "DOCKER_BUILDKIT": "1"}
+        code = subprocess.run([*argv, str(dockerfile.parent)], env=env, check=False).returncode
+    finally:
+        for name in names.values():
+            with contextlib.suppress(docker.errors.ImageNotFound):
+                client.images.remove(name)
+    if code:
+        raise BuildFailed(f"docker build returned {code}. Its output is above.")
 
 
 def install(client: docker.DockerClient, image: Image, base: str, say: engine.Show) -> str:
@@ -285,7 +325,10 @@ def run(image: Image, options: Mapping[str, Any], say: engine.Show) -> None:
         print(f"{name} matches the lock")
     elif reason or options["no_cache"]:
         print(f"Building {name} on {options['base']}: {reason or 'no_cache=true'}", flush=True)
-        make(client, image, options["base"], say)
+        make(client, image, options["base"], options["builder"], say)
+        replaced = existing and client.images.get(existing.id)  # may have lost its name
+        if replaced and not replaced.tags and not engine.digests(replaced):
+            replaced.remove()
         print(f"{name} is built")
     else:
         compare(image, json.loads(existing.labels[f"{LABEL}.probe"]))

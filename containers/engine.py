@@ -9,11 +9,10 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-import shutil
 import socket
 import threading
 import time
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
@@ -24,7 +23,7 @@ import requests
 from docker.utils import create_archive
 from docker.utils.json_stream import split_buffer
 
-from containers.images import LABEL, Image
+from containers.images import LABEL
 from launch.core import docker_host
 from launch.core.errors import HostError
 
@@ -40,7 +39,8 @@ Show = Callable[[str], None]
 
 def connect() -> docker.DockerClient:
     """Connect to an engine that answers. Raises HostError."""
-    if problem := docker_host.problem(os.environ.get("DOCKER_HOST", ""), is_build=True):
+    address = docker_host.address(os.environ)
+    if problem := docker_host.problem(address, is_build=True):
         raise HostError(problem)
     try:
         # The timeout is for a response without data, in seconds. Installing torch prints nothing
@@ -55,8 +55,8 @@ def connect() -> docker.DockerClient:
         )
         if "Permission denied" in explain(error):
             remedy = "Join its group (sudo usermod -aG docker $USER), then log in again."
-        at = os.environ.get("DOCKER_HOST", "unix:///var/run/docker.sock")
-        raise HostError(f"No docker engine answers at {at} ({explain(error)}). {remedy}") from error
+        problem = f"No docker engine answers at {address} ({explain(error)})."
+        raise HostError(f"{problem} {remedy}") from error
 
 
 def explain(error: BaseException) -> str:
@@ -99,24 +99,20 @@ def find_or_pull(client: docker.DockerClient, reference: str, show: Show) -> Any
     return client.images.get(without_tag(reference))
 
 
-def check_space(client: docker.DockerClient, image: Image) -> None:
-    """Raise HostError if the disk of an engine on this machine is too small for the image."""
-    folder = str(client.info().get("DockerRootDir"))
-    if not client.api.base_url.startswith("http+docker") or not os.path.isdir(folder):
-        return  # another machine's disk
-    if problem := image.space_problem(folder, shutil.disk_usage(folder).free / 1e9):
-        raise HostError(problem)
-
-
 def follow(events: Iterable[dict[str, Any]], show: Show) -> str:
     """Show the events of a pull or a push; return the digest in them. Raises APIError."""
-    digest = ""
+    digest, layers = "", defaultdict[str, dict[str, tuple[int, int]]](dict)
     for event in events:
         if "error" in event:
             raise docker.errors.APIError(event["error"], explanation=event["error"])
         digest = (event.get("aux") or {}).get("Digest", digest)
-        words = (event.get(key) for key in ("id", "status", "progress"))
-        show(" ".join(str(word) for word in words if word))
+        status, part = event.get("status", ""), event.get("progressDetail") or {}
+        if part.get("total"):  # of the layers that have begun
+            layers[status][event["id"]] = part["current"], part["total"]
+            sums = (sum(column) / 1e9 for column in zip(*layers[status].values(), strict=True))
+            show("{} {:.1f} of {:.1f} GB".format(status, *sums))
+        elif not layers:
+            show(status)
     return digest
 
 

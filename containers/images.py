@@ -21,7 +21,7 @@ LOCK = FOLDER / "images.lock.yaml"
 REPOSITORY = "rocm-recipes"  # local images are rocm-recipes/<name>:<tag>
 LABEL = "io.rocm-recipes"  # prefix of our labels for images and containers
 OCI = "org.opencontainers.image"  # prefix of the labels of specs.opencontainers.org
-UNVERIFIED, UNKNOWN, UNBUILT, NONE = "unverified", "unknown", "unbuilt", "none"
+UNVERIFIED, UNKNOWN, NONE = "unverified", "unknown", "none"
 VERSIONS = ("python", "torch", "rocm", "rccl", "vllm", "aiter", "flash_attn", "trl")
 INSTALL = "install.py"  # installs the locks of every image
 # An unpacked image takes 4 to 4.7 times its download (rocm/primus: 14.1 GB and 54.8, rocm/vllm:

@@ -33,9 +33,8 @@ BUNDLES = ("REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE", "SSL_CERT_FILE")
 
 def pip_options(python: str = sys.executable) -> dict[str, list[str]]:
     """Return the values of each option of this Python's pip, from its files and PIP_* variables."""
-    verbosity = ("PIP_VERBOSE", "PIP_QUIET", "PIP_LOG")  # variables that change pip's output
-    env = {name: value for name, value in os.environ.items() if name not in verbosity}
     argv = [python, "-m", "pip", "config", "list"]
+    env = {**os.environ, "PIP_QUIET": "0"}  # or pip would print nothing
     done = subprocess.run(argv, env=env, stdout=subprocess.PIPE, text=True, check=False)
     return parse(done.stdout)
 

@@ -27,10 +27,9 @@ def torch_facts() -> dict[str, str | None]:
         rocm = ROCM_VERSION.read_text(encoding="utf-8").strip()
     elif match := re.search(r"\+.*?rocm(\d+(?:\.\d+)+)", installed):  # 2.13.0+rocm7.2
         rocm = match[1]
-    flags = getattr(torch._C, "_cuda_getArchFlags", None)
-    # Without a GPU, torch.cuda.get_arch_list() is empty.
-    names = (flags() or "").split() if flags else torch.cuda.get_arch_list()
-    gfx = " ".join(sorted({name.split(":")[0] for name in names}))
+    # torch.cuda.get_arch_list() is empty without a GPU. CPU builds do not have this function.
+    flags = getattr(torch._C, "_cuda_getArchFlags", str)() or ""
+    gfx = " ".join(sorted({name.split(":")[0] for name in flags.split()}))
     has_rccl = hasattr(torch._C, "_nccl_version")
     rccl = ".".join(map(str, torch.cuda.nccl.version())) if has_rccl else None
     return {"torch": installed, "hip": hip, "rocm": rocm, "gfx": gfx, "rccl": rccl}

@@ -14,6 +14,7 @@ from pathlib import Path
 from containers import images
 from launch.checks.measured import Outcome
 from launch.config.identity import has_phases
+from launch.core import docker_host
 from launch.estimate.rank_state import run_bytes
 from launch.machine import container_engine, detect, inside
 from launch.machine.container_engine import Engine
@@ -222,9 +223,7 @@ RUNNING = Probe(
     lambda node: os.access(node, os.R_OK | os.W_OK),
     _clock_synchronized,
     container_engine.engine,
-    lambda reference, environ: container_engine.image_gb(
-        reference, container_engine.address(environ)
-    ),
+    lambda reference, environ: container_engine.image_gb(reference, docker_host.address(environ)),
     packages,
 )
 COPIED = Probe(

@@ -86,7 +86,7 @@ def engine(facts: Facts) -> Finding | None:
     if found is None:
         return None
     if remedy := init_remedy(found, facts.host):
-        return warn(f"{found}, which lacks the init of containers", remedy)
+        return warn(f"{found}, with no init for containers in its usual folders", remedy)
     if remedy := groups_remedy(found, facts.host):
         return warn(f"{found}, which does not pass your groups to containers", remedy)
     return passed(str(found))

@@ -1,8 +1,23 @@
-"""Judge the address of a docker engine without docker's SDK, whose import takes 0.25 s."""
+"""Find and ask the docker engine without docker's SDK, whose import takes 0.25 s."""
 
 import contextlib
+import functools
+import http.client
+import json
+import os
 import socket
+import struct
 import urllib.parse
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+SOCKET = "unix:///var/run/docker.sock"
+TIMEOUT_S = 1.0
+CREDENTIALS = struct.Struct("3i")  # pid, uid and gid (unix(7): struct ucred)
+
+
+def address(environ: Mapping[str, str]) -> str:
+    return environ.get("DOCKER_HOST") or SOCKET
 
 
 def problem(address: str, is_build: bool = False) -> str | None:
@@ -38,3 +53,38 @@ def problem(address: str, is_build: bool = False) -> str | None:
         "the GPUs of this machine. Run the command there. Use the engine here: unset DOCKER_HOST, "
         "or runtime=local."
     )
+
+
+@dataclass(frozen=True)
+class Answer:
+    status: int
+    content: bytes
+    server: str  # such as Libpod/4.3.1 (linux)
+    uid: int  # of the user who listens on the socket
+
+
+def ask(address: str, path: str) -> Answer | None:
+    """Return an engine's answer to a GET request; None if no engine answers at a unix socket."""
+    scheme, _, file = address.partition(":")
+    with contextlib.suppress(OSError, http.client.HTTPException):
+        if scheme == "unix":
+            connection = http.client.HTTPConnection("localhost")
+            connection.sock = sock = socket.socket(socket.AF_UNIX)  # in place of connect()
+            sock.settimeout(TIMEOUT_S)
+            sock.connect(file.removeprefix("//"))
+            peer = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, CREDENTIALS.size)
+            connection.request("GET", path)
+            answer = connection.getresponse()
+            server = answer.getheader("Server") or ""
+            return Answer(answer.status, answer.read(), server, CREDENTIALS.unpack(peer)[1])
+    return None
+
+
+@functools.cache
+def folder(address: str) -> str | None:
+    """Return the folder of an engine's images; None if it is not on this machine."""
+    answer = ask(address, "/info")
+    with contextlib.suppress(ValueError):
+        path = str(json.loads(answer.content).get("DockerRootDir")) if answer else ""
+        return path if os.path.isdir(path) else None
+    return None

@@ -29,7 +29,6 @@ from containers.images import LABEL, OCI
 from launch.core import docker_host
 from launch.core.errors import HostError
 from launch.execution.mounted import make_mounted
-from launch.machine import container_engine
 from launch.machine.container_engine import KEEP_GROUPS
 from launch.machine.detect import Host
 from launch.plan import rundir, tools
@@ -75,13 +74,10 @@ def check(plan: Plan, host: Host) -> dict[str, Any]:
 
     Return the image's facts for the record.
     """
-    if problem := docker_host.problem(container_engine.address(os.environ)):
+    if problem := docker_host.problem(docker_host.address(os.environ)):
         raise HostError(problem)
     client, name = connect(), plan.config.container.name
     check_limits(client, plan)
-    engine = container_engine.engine(host.environ)
-    if engine and (remedy := container_engine.init_remedy(engine, host)):
-        raise HostError(f"{engine} lacks the init of containers: {remedy}.")
     with host_errors():
         remove_orphans(client, host)
         image = pull_if_missing(client, f"container={name}", name, image_reference(plan.config))

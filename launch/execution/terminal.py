@@ -11,12 +11,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from launch.config.request import Request
+from launch.core import docker_host
 from launch.core.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_USER, HostError
 from launch.execution import secret_files
 from launch.execution.execute import check_host, handling, write_inputs
 from launch.execution.local import environment
 from launch.execution.mounted import on_host
-from launch.machine import container_engine
 from launch.machine.detect import Host
 from launch.plan import rundir, show
 from launch.plan.planning import make_plan
@@ -69,7 +69,7 @@ def _attached_container(spec: ContainerSpec, image_id: str, host: Host) -> int:
     is_terminal = sys.stdin.isatty() and sys.stdout.isatty()
     spec = dataclasses.replace(spec, stdin=True, tty=is_terminal)
     container = docker_engine.create(docker_engine.connect(), spec, image_id, host)
-    address = container_engine.address(os.environ)
+    address = docker_host.address(os.environ)
     argv = [program, "--host", address, "start", "--attach", "--interactive", spec.name]
     try:
         return _attached(argv, os.environ)

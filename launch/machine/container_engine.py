@@ -1,56 +1,25 @@
-"""Ask a container engine over its socket, without docker's SDK, so that plans stay quick."""
+"""Ask a container engine what it is and has, without docker's SDK, so that plans stay quick."""
 
 import functools
-import http.client
 import json
-import os
 import re
-import socket
-import struct
 import urllib.parse
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from launch.core import docker_host
 from launch.machine import inside
 from launch.machine.detect import Host
 from launch.machine.sysfs import status_of, text
 
-SOCKET = "unix:///var/run/docker.sock"
-TIMEOUT_S = 1.0
-CREDENTIALS = struct.Struct("3i")  # pid, uid and gid (unix(7): struct ucred)
 NAMES = {"Docker": "docker", "Libpod": "podman"}  # by the name in the header `Server`
 CONFIGURATION = "containers/containers.conf"  # in the user's ~/.config and in /etc
 # Where podman looks for its init (containers.conf(5): helper_binaries_dir), and the package's own.
 INIT_FOLDERS = ("local/libexec/podman", "local/lib/podman", "libexec/podman", "lib/podman", "bin")
 INIT_KEYS = re.compile(r"^\s*(init_path|helper_binaries_dir)\s*=", re.MULTILINE)
 KEEP_GROUPS = "run.oci.keep_original_groups"
-
-
-@dataclass(frozen=True)
-class Answer:
-    status: int
-    content: bytes
-    server: str  # such as Libpod/4.3.1 (linux)
-    uid: int  # of the user who listens on the socket
-
-
-def ask(address: str, path: str) -> Answer | None:
-    """Return an engine's answer to a GET request; None if no engine answers at a unix socket."""
-    scheme, _, file = address.partition(":")
-    with suppress(OSError, http.client.HTTPException):
-        if scheme == "unix":
-            connection = http.client.HTTPConnection("localhost")
-            connection.sock = sock = socket.socket(socket.AF_UNIX)  # in place of connect()
-            sock.settimeout(TIMEOUT_S)
-            sock.connect(file.removeprefix("//"))
-            peer = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, CREDENTIALS.size)
-            connection.request("GET", path)
-            answer = connection.getresponse()
-            server = answer.getheader("Server") or ""
-            return Answer(answer.status, answer.read(), server, CREDENTIALS.unpack(peer)[1])
-    return None
 
 
 @dataclass(frozen=True)
@@ -66,30 +35,16 @@ class Engine:
 @functools.cache  # a pipeline asks for each phase
 def image_gb(reference: str, address: str) -> float | None:
     """Return an image's size, 0 if the engine does not have it, and None if no engine answers."""
-    answer = ask(address, f"/images/{urllib.parse.quote(reference, safe='/:@')}/json")
+    answer = docker_host.ask(address, f"/images/{urllib.parse.quote(reference, safe='/:@')}/json")
     with suppress(ValueError):
         if answer and answer.status in (200, 404):
             return float(json.loads(answer.content).get("Size", 0)) / 1e9
     return None
 
 
-@functools.cache
-def folder(address: str) -> str | None:
-    """Return the folder of an engine's images; None if it is not on this machine."""
-    answer = ask(address, "/info")
-    with suppress(ValueError):
-        path = str(json.loads(answer.content).get("DockerRootDir")) if answer else ""
-        return path if os.path.isdir(path) else None
-    return None
-
-
-def address(environ: Mapping[str, str]) -> str:
-    return environ.get(inside.DOCKER_HOST, SOCKET)
-
-
 def engine(environ: Mapping[str, str]) -> Engine | None:
     """Return the engine at DOCKER_HOST; None if none answers there at a unix socket."""
-    answer = ask(address(environ), "/_ping")
+    answer = docker_host.ask(docker_host.address(environ), "/_ping")
     match = re.match(r"(\w+)/(\d[\w.]*)", answer.server) if answer else None
     if not answer or not match or match[1] not in NAMES:
         return None
@@ -120,7 +75,8 @@ def groups_remedy(engine: Engine, host: Host) -> str | None:
 def init_remedy(engine: Engine, host: Host) -> str | None:
     """Return how podman gets the init of our containers, a package that it only recommends.
 
-    None if it has an init, or if its files are not those of this container.
+    None if it has an init, or if its files are not those of this container. A file of podman's that
+    we do not read may set another path, so this is only a hint.
     """
     root = Path(host.sysroot)
     if engine.name != "podman" or inside.container(host.environ, root):

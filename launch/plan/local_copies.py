@@ -50,7 +50,7 @@ def image(config: Config, host: Host) -> str | None:
     if config.runtime.on_node != "docker":
         return None
     reference, own = image_reference(config), _local_image(config)
-    gb = container_engine.image_gb(reference, container_engine.address(host.environ))
+    gb = container_engine.image_gb(reference, docker_host.address(host.environ))
     if gb:
         return f"{reference}: on this machine, {gb:.3g} GB"
     state = "not built yet" if own else "not on this machine; the run pulls it"
@@ -64,7 +64,7 @@ def image(config: Config, host: Host) -> str | None:
 
 def build_command(config: Config, host: Host) -> str | None:
     """Return the command that builds the run's image; None if it is here or is not built here."""
-    own, address = _local_image(config), container_engine.address(host.environ)
+    own, address = _local_image(config), docker_host.address(host.environ)
     if own is None or docker_host.problem(address):
         return None
     is_apptainer = config.runtime.on_node == "apptainer"
@@ -76,7 +76,7 @@ def build_command(config: Config, host: Host) -> str | None:
 
 def engine_problems(config: Config, host: Host) -> Iterator[str]:
     """Yield why docker's engine cannot run the image here, or has no space for it."""
-    own, address = images.load().get(config.container.name), container_engine.address(host.environ)
+    own, address = images.load().get(config.container.name), docker_host.address(host.environ)
     if config.runtime.name != "docker":
         return
     if problem := docker_host.problem(address):
@@ -85,7 +85,7 @@ def engine_problems(config: Config, host: Host) -> Iterator[str]:
         return
     references = (own.reference, own.base_reference)
     has_image = any(container_engine.image_gb(name, address) for name in references)
-    folder = None if has_image else container_engine.folder(address)
+    folder = None if has_image else docker_host.folder(address)
     if folder and (problem := own.space_problem(folder, host.disk_free(folder) / 1e9)):
         yield problem
 

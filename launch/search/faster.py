@@ -165,10 +165,10 @@ def _candidates(config: Config, host: Host) -> Iterator[Candidate]:
         if config.effective_batch in (None, batch(candidate[-1]).sequences):
             yield candidate
     if config.method.generates and num_gpus(config) == nodes == 1:
-        yield from _with_larger_step(config)
+        yield from _colocated_with_larger_step(config)
     if config.topology.servers and "effective_batch" not in config.speed_keeps and nodes == 1:
         free = dataclasses.replace(chosen, effective_batch=None)  # topology.servers=auto chose it
-        yield from _with_larger_steps(free, host)
+        yield from _split_with_larger_step(free, host)
         yield from _with_wider_servers(free, host)
     if trains_all:
         price = "trains about 1% of the parameters, and needs ten times the learning rate"
@@ -200,7 +200,7 @@ def _of_split(config: Config, split: Config, price: str = "") -> Candidate:
     return overrides, price or same, without_choices(split)
 
 
-def _with_larger_steps(config: Config, host: Host) -> Iterator[Candidate]:
+def _split_with_larger_step(config: Config, host: Host) -> Iterator[Candidate]:
     """Yield the fastest split with a larger step, if trainers wait for completions.
 
     A server generates many completions in nearly the time of a few.
@@ -213,8 +213,8 @@ def _with_larger_steps(config: Config, host: Host) -> Iterator[Candidate]:
         yield _of_split(config, larger, price)
 
 
-def _with_larger_step(config: Config) -> Iterator[Candidate]:
-    """Yield vLLM on the only GPU with a larger step, as _with_larger_steps does on several."""
+def _colocated_with_larger_step(config: Config) -> Iterator[Candidate]:
+    """Yield vLLM on the only GPU with a larger step, as _split_with_larger_step does on several."""
     if keeps_batch(config):
         return
     is_colocated, before = config.topology.name == "colocate", batch(config)

@@ -5,9 +5,8 @@ from __future__ import annotations
 import hashlib
 import itertools
 import json
-import random
 import sys
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -142,7 +141,7 @@ def _training_rows(
     if data.balance != "none":
         rows = iter(select.balance(list(rows), data.balance, data.seed))
     if data.kind == "reasoning" and method == "dpo":
-        rows = iter(_pairs(list(rows)[: data.limit], data.seed))
+        rows = iter(select.pairs_of_problems(list(rows)[: data.limit], data.seed))
     yield from itertools.islice(rows, data.limit)
     for _ in rows:  # check and count the rows beyond the limit
         pass
@@ -172,7 +171,7 @@ def load_heldout_table(data: DictConfig, method: str) -> Dataset:
     """Load the held-out rows in TRL's format for `method`. Raises UserError if there are none."""
     rows = load_heldout(data, method)
     if data.kind == "reasoning" and method == "dpo":
-        rows = _pairs(rows, data.seed)
+        rows = select.pairs_of_problems(rows, data.seed)
     check_forms({form_of(row, method) for row in rows}, f"data={data.name}", method)
     columns = [_columns(row, method) for row in rows]
     return make_table(columns, data.name, message_keys(columns))
@@ -373,22 +372,6 @@ def hub_rows(data: DictConfig, split: str, streaming: bool = False) -> Iterator[
         fields = {*names, *(data.columns[name] for name in names if data.columns.get(name))}
         row |= {name: without_nulls(row[name]) for name in fields if name in row}
         yield where, row
-
-
-def _pairs(problems: list[Row], seed: int) -> list[Row]:
-    """Pair each right answer with a wrong answer. Both follow the same worked solution, if any."""
-    from recipes.data import tasks
-
-    rng, by_task = random.Random(seed), defaultdict(list)
-    for problem in problems:
-        by_task[problem["task"]].append(problem)
-    pairs = []
-    for problem in problems:
-        wrong = tasks.wrong_answer(problem, by_task[problem["task"]], rng)
-        beginning = problem["completion"][0]["content"].removesuffix(problem["answer"])
-        rejected = [{"role": "assistant", "content": beginning + wrong}]
-        pairs.append({**problem, "chosen": problem["completion"], "rejected": rejected})
-    return pairs
 
 
 def _columns(row: Row, method: str, extra: tuple[str, ...] = ()) -> Row:

@@ -265,3 +265,19 @@ def pairs_of_samples(
             reason = "one answer" if distinct else "all cut off"
             skipped["equal scores" if len(distinct) > 1 else reason] += 1
     return pairs, skipped
+
+
+def pairs_of_problems(problems: list[Row], seed: int) -> list[Row]:
+    """Pair each right answer with a wrong answer. Both follow the same worked solution, if any."""
+    from recipes.data import tasks  # takes two seconds to import
+
+    rng, by_task = random.Random(seed), defaultdict(list)
+    for problem in problems:
+        by_task[problem["task"]].append(problem)
+    pairs = []
+    for problem in problems:
+        wrong = tasks.wrong_answer(problem, by_task[problem["task"]], rng)
+        beginning = problem["completion"][0]["content"].removesuffix(problem["answer"])
+        rejected = [{"role": "assistant", "content": beginning + wrong}]
+        pairs.append({**problem, "chosen": problem["completion"], "rejected": rejected})
+    return pairs

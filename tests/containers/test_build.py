@@ -27,6 +27,7 @@ from tests.helpers.build_examples import DIGEST, IMAGE, OPEN, OTHER
     (["image=rocn"], "Did you mean rocm"),
     (["check=true"], "image=: use rocm, "),
     (["image=cpu", "check=yes"], "check=yes: use check=true or check=false."),
+    (["image=cpu", "builder=podman"], "builder=podman: use builder=sdk or builder=buildkit."),
     (["image=cpu", "check=true", "push=ghcr.io/me"], "check=true builds and pushes nothing"),
     (["image=cpu", "push=GHCR.io/Me"], "push=GHCR.io/Me: not a registry"),
     (["image=rocm", f"base=mirror/base@{OTHER}"], images.load()["rocm"].digest),

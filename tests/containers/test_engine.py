@@ -28,14 +28,30 @@ def test_remedy_of_a_failed_pull(explanation, named, monkeypatch):
     assert named in remedy
 
 
-def test_follow_a_push():
+def layer(id: str, status: str, current: float, total: float) -> dict:
+    detail = {"current": current * 1e9, "total": total * 1e9}
+    return {"id": id, "status": status, "progress": "[=>  ]", "progressDetail": detail}
+
+
+def test_follow_a_pull_and_a_push():
     shown: list[str] = []
     events = [
-        {"id": "a1", "status": "Pushing", "progress": "1MB/2MB", "progressDetail": {"current": 1}},
+        {"id": "1.0", "status": "Pulling from mine"},
+        layer("a", "Downloading", 0.1, 1),
+        layer("b", "Downloading", 0.5, 2),
+        {"id": "a", "status": "Download complete", "progressDetail": {}},
+        layer("b", "Downloading", 1.5, 2),
+        layer("a", "Extracting", 1, 1),
         {"progressDetail": {}, "aux": {"Tag": "1", "Digest": "sha256:d"}},
     ]
     assert engine.follow(events, shown.append) == "sha256:d"
-    assert shown[0] == "a1 Pushing 1MB/2MB"
+    assert shown == [
+        "Pulling from mine",
+        "Downloading 0.1 of 1.0 GB",
+        "Downloading 0.6 of 3.0 GB",
+        "Downloading 1.6 of 3.0 GB",
+        "Extracting 1.0 of 1.0 GB",
+    ]
     with pytest.raises(docker.errors.APIError, match="it broke"):
         engine.follow([*events, {"error": "it broke"}], print)
 

@@ -100,6 +100,22 @@ def test_builds_are_reproducible(engine, tiny, tmp_path):
     assert [(p, first.get(p), second.get(p)) for p in paths if first.get(p) != second.get(p)] == []
 
 
+def test_buildkit_builds_the_same_image(engine, tiny):
+    built = []
+    # A docker in another folder may lack the plugin buildx, which it needs for BuildKit.
+    environ = {"PATH": f"/usr/bin:{os.environ['PATH']}"}
+    for arguments in ([], ["builder=buildkit", "no_cache=true"]):
+        done = tiny(*arguments, environ=environ)
+        assert done.returncode == 0, done.stdout + done.stderr
+        image = engine.images.get(tiny.reference)
+        settings = [image.attrs["Config"][key] for key in ("Env", "Cmd", "Entrypoint", "Labels")]
+        built.append((settings, tree(engine, image.id)))
+    assert "exporting to image" in done.stderr  # by BuildKit
+    assert built[0] == built[1]
+    assert image.tags == [tiny.reference]
+    assert not any(engine.images.list(f"rocm-recipes/{name}") for name in ("base", "installed"))
+
+
 # ---- Bases, registries, check
 
 

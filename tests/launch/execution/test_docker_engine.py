@@ -5,7 +5,6 @@ The engine here answers over a unix socket as dockerd does; tests/integration ha
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import json
 import os
@@ -154,29 +153,12 @@ def test_a_build_needs_no_files_of_this_machine(monkeypatch):
         assert "runtime=" not in str(raised.value)
 
 
-@pytest.mark.parametrize(("root", "is_too_small"), [(".", True), ("other_machine", False)])
-def test_a_disk_that_is_too_small_for_an_image(fake, tmp_path, root, is_too_small):
-    fake({("GET", "/info"): (200, {"DockerRootDir": str(tmp_path / root)})})
-    client = images_engine.connect()
-    small, large = (
-        dataclasses.replace(images.load()["cpu"], download_gb=gb) for gb in ("0", "1e6")
-    )
-    images_engine.check_space(client, small)
-    with pytest.raises(HostError) if is_too_small else contextlib.nullcontext():
-        images_engine.check_space(client, large)
-
-
-def test_podman_needs_an_init(fake, tmp_path, monkeypatch):
-    monkeypatch.setattr(Handler, "version_string", lambda _: "Libpod/4.3.1 (linux)")
-    cpu = image_json("cpu")
-    fake({("GET", "/images/.*/json"): (200, cpu)})
-    address = os.environ["DOCKER_HOST"]
-    host = dataclasses.replace(host_with(0, DOCKER_HOST=address), sysroot=str(tmp_path))
-    with pytest.raises(HostError, match="catatonit"):
-        docker_engine.check(plan_of(*CPU), host)
-    (tmp_path / "usr/bin").mkdir(parents=True)
-    (tmp_path / "usr/bin/catatonit").touch()
-    assert docker_engine.check(plan_of(*CPU), host)["id"] == cpu["Id"]
+@pytest.mark.parametrize("is_here", [True, False])
+def test_the_folder_of_an_engine_on_another_machine_is_unknown(fake, tmp_path, is_here):
+    root = str(tmp_path / ("." if is_here else "other_machine"))
+    fake({("GET", "/info"): (200, {"DockerRootDir": root})})
+    folder = docker_host.folder(docker_host.address(os.environ))
+    assert folder == (root if is_here else None)
 
 
 @pytest.mark.parametrize("answer", [
