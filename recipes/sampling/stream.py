@@ -2,7 +2,7 @@
 
 A group is the completions of one prompt. A step uses the oldest finished groups, and new prompts
 are sent immediately. In addition to the current generation, half as many generations are in flight
-as `topology.max_staleness` allows, so that long completions have time to finish.
+as `topology.max_staleness` allows, rounded up, so that long completions have time to finish.
 
 The server loads weights between two decoding steps: vLLM pauses its requests (`/pause?mode=keep`),
 loads the weights and resumes. Requests continue with the keys and values of the previous weights,
@@ -118,7 +118,7 @@ class StreamedGeneration(GenerationAhead):
         per_step, cycle = self.args.gradient_accumulation_steps, self._cycle()  # micro-batches
         # The default is two generations.
         self.max_staleness = config.topology.max_staleness or -(-2 * cycle // per_step)
-        self.ahead = max(1, self.max_staleness * per_step // cycle // 2)
+        self.ahead = max(1, (self.max_staleness * per_step // cycle + 1) // 2)
         threads = Threads(THREADS)
         self.stream = Stream(lambda row: threads.submit(self._complete, row))
         self.unfinished: list[dict[str, Any]] = []  # rows that a resumed run must send again

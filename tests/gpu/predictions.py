@@ -163,10 +163,11 @@ def planned(overrides: list[str], trls_step: bool = False) -> tuple[Memory, Spee
 def planned_row(row: dict[str, Any]) -> tuple[Memory, Speed]:
     """Return today's plan for a line of predictions.jsonl, with the kind of step that it measured.
 
-    All lines were measured before weights were sent during the step.
+    Lines without `sends_in_step` were measured before weights were sent during the step.
     """
     memory, speed = planned(row["overrides"], trls_step="head" not in row)
-    memory.parts_gb.pop("weights being sent", None)
+    if "sends_in_step" not in row:
+        memory.parts_gb.pop("weights being sent", None)
     return memory, speed
 
 

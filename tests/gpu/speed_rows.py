@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 SFT_4B = "method=sft model=qwen3_4b precision=bf16 method.args.max_length=4096"
 PACKED_4B = f"{SFT_4B} method.args.packing=true method.args.packing_strategy=wrapped"
+PACKED_8B = PACKED_4B.replace("qwen3_4b", "qwen3_8b")
 # The settings of the plain loop on each GPU: 16-bit weights, no checkpointing.
 TWO_ROWS = (
     "precision.weights=bf16 method.args.gradient_checkpointing=false "
@@ -108,8 +109,7 @@ def four_gpus(work: str, words: str, kinds: list[str], rows: int) -> Row:
 def grpo_four(size: str, model: str, least: float) -> Row:
     """Return a row with one GPU that generates and three that train, or two and two."""
     split = (
-        f"{GRPO} model={model} topology=split topology.num_gpus=4 topology.strategy=fsdp"
-        " topology.server_max_length=768"
+        f"{GRPO} model={model} topology=split topology.num_gpus=4 topology.server_max_length=768"
     )
     modes = {
         "ours": "topology.overlap=false",
@@ -124,15 +124,13 @@ def grpo_four(size: str, model: str, least: float) -> Row:
             "trl": f"{TRL_GRPO} --model {model}",
         },
         [
-            Mark(
-                "trl",
-                "TRL's server mode, micro-batch 8, 1 + 3 "
-                f"({side[5:].replace('_', ' ') or 'synchronous'})",
-                least,
-                ours=side,
-                mode=True,
-            )
-            for side in modes
+            Mark("trl", f"TRL's server mode, micro-batch 8, 1 + 3 ({mode})", least, 1, side, True)
+            for side, mode in [
+                ("ours", "synchronous"),
+                ("ours_overlap", "overlap"),
+                ("ours_stream", "stream"),
+                ("ours_two_and_two", "stream, ours 2 + 2"),
+            ]
         ],
         data="prompts",
         gpus=4,
@@ -275,9 +273,24 @@ ROWS: dict[str, Row] = {
     ),
     "two_gpus": two_gpus("plain command, 8 x 4,096 tokens each", PACKED_4B, ["fsdp"], rows=8),
     "two_gpus_bf16": two_gpus("best bf16, 8 x 4,096 tokens each", BARE_4B, ["ddp", "fsdp"], rows=8),
-    "four_gpus": four_gpus("plain command, 8 x 4,096 tokens each", PACKED_4B, ["fsdp"], rows=8),
+    "four_gpus": four_gpus("plain command, 8 x 4,096 tokens each", PACKED_4B, ["ddp", "fsdp"], rows=8),
     "four_gpus_bf16": four_gpus(
         "best bf16, 8 x 4,096 tokens each", BARE_4B, ["ddp", "fsdp"], rows=8
+    ),
+    "four_gpus_8b": Row(
+        "SFT 8B on four GPUs, plain command, 8 x 4,096 tokens each",
+        {
+            f"ours_{kind}_{gpus}": (
+                f"{PACKED_8B} topology={kind} topology.num_gpus={gpus} effective_batch={8 * gpus}"
+            )
+            for kind, gpus in [("fsdp", 2), ("fsdp", 4), ("zero3", 4)]
+        },
+        [
+            Mark("ours_fsdp_2", "twice our two GPUs (fsdp)", 0.95, times=2, ours="ours_fsdp_4"),
+            Mark("ours_fsdp_2", "twice our two GPUs (zero3)", 0.0, times=2, ours="ours_zero3_4"),
+        ],
+        gpus=4,
+        timed=8,
     ),
     "grpo_4b_four": grpo_four("4B", "qwen3_4b", 2.5),
     "grpo_06b_four": grpo_four("0.6B", "qwen3_0_6b", 2.5),

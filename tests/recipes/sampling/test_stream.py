@@ -61,7 +61,7 @@ class SimulatedServer:
 def test_take_each_group_once_and_in_time(monkeypatch, seed):
     chance = random.Random(seed)
     count, staleness = chance.randint(1, 5), chance.randint(1, 6)
-    ahead = max(1, staleness // 2)
+    ahead = (staleness + 1) // 2
     server = SimulatedServer(monkeypatch, chance)
     taken, sent = [], 0
     for step in range(CYCLES):
@@ -96,7 +96,7 @@ def test_streamed_runs_respect_max_staleness(tmp_path, monkeypatch, staleness):
     options = [f"topology.max_staleness={staleness}", "method.args.max_steps=6"]
     lines = run_grpo(tmp_path, monkeypatch, *SPLIT, *options)
     assert [line["step"] for line in lines] == list(range(1, 7))
-    ahead = max(1, staleness // 2)
+    ahead = (staleness + 1) // 2
     for line in lines:
         parts = [line[name] for name in ("generation_s", "sync_s", "reward_s", "train_s")]
         assert parts == [0, WAITS, JUDGES, STEPS]
@@ -211,7 +211,7 @@ def test_epochs_whose_last_step_is_short(monkeypatch, cycle, per_step):
         max_staleness=staleness,
         _cycle=lambda: cycle,
     )
-    ahead = max(1, staleness * per_step // cycle // 2)
+    ahead = max(1, (staleness * per_step // cycle + 1) // 2)
     for _ in range(3):
         trainer._in_step, sent, end = 0, 0, 7 * cycle
         for micro in range(end):
