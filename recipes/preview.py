@@ -77,8 +77,8 @@ def preview(config: DictConfig) -> dict[str, Any]:
 def reward_lines(config: DictConfig, rows: Sequence[Row]) -> Iterator[str]:
     """Yield what each reward gives for each row's `answer` and for an empty completion.
 
-    They are one batch. Each reward scores all of it, without method.reward_chain. Raises UserError
-    as training would.
+    They are one batch, scored as in training, but without code_tests. Raises UserError as training
+    would.
     """
     if not rows:
         return
@@ -91,13 +91,15 @@ def reward_lines(config: DictConfig, rows: Sequence[Row]) -> Iterator[str]:
     completions = [completion(row["prompt"], text) for _, row, _, text in cases]
     names = [name for name in rows[0] if name != "prompt"]
     columns = {name: [row[name] for _, row, *_ in cases] for name in names}
-    for name, judge in build_verifier(config, names, rows).judges.items():
-        if name == CODE_TESTS:
-            yield f"reward {name}: not scored here, because it needs the run's sandbox"
-            continue
+    verifier = build_verifier(config, names, rows)
+    if verifier.judges.pop(CODE_TESTS, None):
+        yield f"reward {CODE_TESTS}: not scored here, because it needs the run's sandbox"
+        verifier.chain = [name for name in verifier.chain if name != CODE_TESTS]
+    judged = verifier.judge(prompts, completions, columns)
+    for name in verifier.judges:
         by_row: dict[int, list[str]] = {}
-        judged = judge(prompts, completions, columns)
-        for (number, _, what, _), (score, error) in zip(cases, judged, strict=True):
+        for (number, _, what, _), judgments in zip(cases, judged, strict=True):
+            score, error = judgments[name]
             value = "none" if score is None else f"{score:g}"
             text = f"{value} for {what}{f' ({error})' if error else ''}"
             by_row.setdefault(number, []).append(text)

@@ -89,19 +89,20 @@ def next_command(request: Sequence[str], config: Config, host: Host, *words: str
     `words` are added to the command: an override that makes the run fit, or -m for a sweep. The
     remedies of two warnings are added, too: an adapter's learning rate, and a chat template.
     """
-    fixes = [adapter_rate(config) or ""]
+    fixes = [rate] if (rate := adapter_rate(config)) else []
     if check_rows.text_prompts(config, Request(request).keys):
         fixes += shlex.split(check_rows.TEMPLATE_ONLY)
-    kept = [*_without_output_keys(request), *filter(None, fixes)]
-    command = next_steps.command_line("run", *words, *kept)
+    kept = [*_without_output_keys(request), *fixes]
+    changed = ", changed as warned" * bool(fixes)
+    command = f"{changed}: {next_steps.command_line('run', *words, *kept)}"
     if config.runtime.name == "kubernetes":
-        return [f"Next: {command} mode=plan format=json | jq .manifest | kubectl apply -f -"]
+        return [f"Next{command} mode=plan format=json | jq .manifest | kubectl apply -f -"]
     vendor, number = config.hardware.vendor, placement.num_gpus(config)
     needs_gpus = vendor != Vendor.none and not config.smoke and config.runtime.name != "slurm"
     if not needs_gpus or len(host.gpus_of(vendor)) >= number:
         build = local_copies.build_command(config, host)
-        return [f"Next: {build}", f"Then: {command}"] if build else [f"Next: {command}"]
-    line = f"Next, on a machine with {number} x {config.hardware.product}: {command}"
+        return [f"Next: {build}", f"Then{command}"] if build else [f"Next{command}"]
+    line = f"Next, on a machine with {number} x {config.hardware.product}{command}"
     # smoke=true keeps the model of a directory
     if config.model.path and not margin.fits(smoke.scale_down(config)[0], host):
         trial = "Or add smoke=true, without model.path: a trial of a tiny model on this CPU."

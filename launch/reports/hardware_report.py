@@ -214,15 +214,19 @@ def report(content: Content) -> list[Block]:
             "figure": figure["figure"],
             "measured": figure.get("error") if figure["measured"] is None else figure["measured"],
             **{key: figure.get(key) for key in ("predicted", "tolerance", "published")},
-            "of predicted": Cell(ratio(figure["measured"], figure.get("predicted")), True),
+            "of prediction or tolerance": Cell(
+                ratio(figure["measured"], figure.get("predicted") or figure.get("tolerance")), True
+            ),
             "mean error": figure.get("mean_error"),
         }
         for stage in content["stages"]
         for figure in stage["figures"]
     ]
     note = (
-        "Predicted: by the planner. Peak memory is the allocator's, without the memory of the "
-        "driver. Errors of kernels are shares of the largest (mean) value in fp32."
+        "Predicted: by the planner, which assumes that products reach healthy.gemm of the peak "
+        f"({GEMM_FP32:g} in fp32). It does not predict errors of kernels: they must stay below the "
+        "tolerance, and are shares of the largest (mean) value in fp32. Peak memory is the "
+        "allocator's, without the memory of the driver."
     )
     facts = {name: str(fact) for name, fact in facts.items() if fact}
     return [Facts(facts), table("Stages", stages), table("Figures", figures, note)]

@@ -83,6 +83,15 @@ class Verifier:
     def _judge(
         self, prompts: list[Any], completions: list[Completion], columns: Columns
     ) -> list[dict[str, Judgment]]:
+        judged = self.judge(prompts, completions, columns)
+        self._report_first_errors(judged)
+        self.errors += sum(any(j.error for j in results.values()) for results in judged)
+        return judged
+
+    def judge(
+        self, prompts: list[Any], completions: list[Completion], columns: Columns
+    ) -> list[dict[str, Judgment]]:
+        """Return each completion's judgments by reward, 0 from where it leaves the chain."""
         judged: list[dict[str, Judgment]] = [{} for _ in completions]
         all_rows = passing = list(range(len(completions)))
         for name in (*self.chain, *(name for name in self.judges if name not in self.chain)):
@@ -96,8 +105,6 @@ class Verifier:
                 for results in judged:
                     results.setdefault(name, Judgment(0.0))
                 passing = [n for n in passing if judged[n][name].score == 1.0]
-        self._report_first_errors(judged)
-        self.errors += sum(any(j.error for j in results.values()) for results in judged)
         return judged
 
     def _report_first_errors(self, judged: list[dict[str, Judgment]]) -> None:

@@ -1,6 +1,7 @@
 """Plan every launch command of the README, CONTRIBUTING, docs/ and the headers of conf/.
 
-Also check what CONTRIBUTING quotes of the code, and the targets and files that it names.
+Commands on an earlier run get a run that trained; reports and a repetition of it run. Also check
+what CONTRIBUTING quotes of the code, and the targets and files that it names.
 """
 
 from __future__ import annotations
@@ -8,13 +9,16 @@ from __future__ import annotations
 import itertools
 import re
 import shlex
+import shutil
 from pathlib import Path
 
 import pytest
 import yaml
 
 from containers import build
-from tests.conftest import leave_model
+from launch import chat, report, reproduce
+from launch.plan.planning import prepare
+from tests.conftest import Done, command, composed, leave_model, leave_record
 
 ROOT = Path(__file__).parents[2]
 PAGES = [*sorted(ROOT.glob("*.md")), *sorted(ROOT.glob("docs/**/*.md"))]
@@ -39,11 +43,11 @@ DEFAULTS = {
 NUMBERS = re.compile(r"^(seed|method\.args\.(?:max_steps|cycles))=[1-9]\d*$")
 
 
-def commands(program: str = "launch/run.py") -> list[str]:
-    """Return what follows `python <program>`, if it needs no placeholder in <> and no earlier run.
+def commands(program: str = "launch/run.py", of_runs: bool = False) -> list[str]:
+    """Return what follows `python <program>` and has no placeholder, without or with earlier runs.
 
-    Words are sorted, so that commands with the same options of groups share what
-    launch/config/compose.py caches.
+    An earlier run is runs/<name>/latest. Words are sorted, so that commands with the same options
+    of groups share what launch/config/compose.py caches.
     """
     texts = set()
     for file in FILES:
@@ -52,7 +56,11 @@ def commands(program: str = "launch/run.py") -> list[str]:
             match = re.search(rf"python {re.escape(program)} ?(.*)", line)
             if match and not line.strip().startswith("`"):
                 text = re.split(r"`|\s{2,}[#(]|\s+[#|]\s", match.group(1))[0].strip()
-                if not re.search("<|/latest", text) and not text.startswith("-"):
+                if of_runs:
+                    text = text.replace("<name>/<evaluation>", "evaluation/latest")
+                    text = text.replace("<name>", "mine").replace("/workspace/", "")
+                is_of_runs = "/latest" in text
+                if is_of_runs == of_runs and "<" not in text and not text.startswith("-"):
                     texts.add(shlex.join(sorted(shlex.split(text))))
     return sorted(texts)
 
@@ -99,10 +107,66 @@ def test_command_plans(launch, tmp_path, monkeypatch, text):
         (tmp_path / module).parent.mkdir(exist_ok=True)
         (tmp_path / module).write_text("def brevity(completions, **_):\n    return []\n")
     words = [word for word in shlex.split(text) if word != "mode=plan"]
-    done = launch(*words, "mode=plan")
+    assert_plans(launch(*words, "mode=plan"))
+
+
+def assert_plans(done: Done) -> None:
     if done.code == 2 and re.search(r"the package \w+ is not installed", done.err):
         pytest.skip(done.err.strip())
     assert done.code == 0, done.err
+
+
+@pytest.fixture(scope="module")
+def earlier(tmp_path_factory):
+    """Train an adapter, evaluate it, and copy its run under every name that commands use."""
+    folder = tmp_path_factory.mktemp("earlier")
+    for words in (
+        ["name=mine", "adapter=lora", "adapter.rank=16"],
+        ["name=evaluation", "method=evaluate", "model.path=runs/mine/latest"],
+    ):
+        done = command("hardware=cpu", "smoke=true", *words, cwd=folder)
+        assert done.returncode == 0, done.stderr
+    programs = ("run", "chat", "report", "reproduce")
+    texts = [text for name in programs for text in commands(f"launch/{name}.py", of_runs=True)]
+    for name in {*re.findall(r"runs/([\w.-]+)/latest", " ".join(texts))} - {"mine", "evaluation"}:
+        shutil.copytree(folder / "runs/mine", folder / "runs" / name, symlinks=True)
+    return folder / "runs"
+
+
+@pytest.mark.parametrize("text", commands(of_runs=True))
+def test_command_on_a_run_plans(launch, earlier, tmp_path, text):
+    words = shlex.split(text)
+    (tmp_path / "examples").symlink_to(ROOT / "examples")
+    (tmp_path / "llama.cpp").mkdir()
+    (tmp_path / "llama.cpp/convert_hf_to_gguf.py").touch()
+    if "resume=runs/mine/latest" in words:
+        stopped = [word for word in words if not re.match("resume=|topology.num_gpus=", word)]
+        leave_record(tmp_path / "runs/mine/latest", prepare(composed(*stopped))[0], "interrupted")
+    else:
+        (tmp_path / "runs").symlink_to(earlier)
+    if "method=serve" in words and not any(word.startswith("hardware=") for word in words):
+        words.append("hardware=mi300x")  # vLLM does not serve on a CPU
+    assert_plans(launch(*words, "mode=plan"))
+
+
+@pytest.mark.parametrize("text", commands("launch/chat.py", of_runs=True))
+def test_chat_with_a_run_plans(earlier, monkeypatch, text):
+    monkeypatch.chdir(earlier.parent)
+    assert chat.main([*shlex.split(text), "mode=plan"]) == 0
+
+
+@pytest.mark.parametrize("text", commands("launch/report.py", of_runs=True))
+def test_report_of_runs_is_written(earlier, monkeypatch, tmp_path, text):
+    monkeypatch.chdir(earlier.parent)
+    page = tmp_path / "page.html"
+    assert report.main([*shlex.split(text), f"output={page}"]) == 0
+    assert page.exists()
+
+
+@pytest.mark.parametrize("text", commands("launch/reproduce.py", of_runs=True))
+def test_a_run_is_reproduced(earlier, monkeypatch, text):
+    monkeypatch.chdir(earlier.parent)
+    assert reproduce.main(shlex.split(text)) == 0
 
 
 ONE_CARD = (ROOT / "docs/start/one_card.md").read_text()

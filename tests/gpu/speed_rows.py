@@ -273,7 +273,9 @@ ROWS: dict[str, Row] = {
     ),
     "two_gpus": two_gpus("plain command, 8 x 4,096 tokens each", PACKED_4B, ["fsdp"], rows=8),
     "two_gpus_bf16": two_gpus("best bf16, 8 x 4,096 tokens each", BARE_4B, ["ddp", "fsdp"], rows=8),
-    "four_gpus": four_gpus("plain command, 8 x 4,096 tokens each", PACKED_4B, ["ddp", "fsdp"], rows=8),
+    "four_gpus": four_gpus(
+        "plain command, 8 x 4,096 tokens each", PACKED_4B, ["ddp", "fsdp"], rows=8
+    ),
     "four_gpus_bf16": four_gpus(
         "best bf16, 8 x 4,096 tokens each", BARE_4B, ["ddp", "fsdp"], rows=8
     ),

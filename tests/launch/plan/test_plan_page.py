@@ -271,6 +271,7 @@ def test_the_next_command_has_the_rate_of_an_adapter(more, is_added):
     words = ["hardware=mi300x", "model=qwen3_4b", "adapter=lora", *more.split()]
     lines = plan_page.next_command(words, composed(*words), host_with(8))
     assert ("method.args.learning_rate=0.0002" in " ".join(lines)) == is_added
+    assert ("changed" in " ".join(lines)) == is_added
 
 
 def test_rows_of_a_file_are_counted(launch, tmp_path):
