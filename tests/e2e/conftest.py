@@ -25,8 +25,11 @@ def shared_reward_processes():
 
     def take(self, *args, **kwargs):
         create(self, *args, **kwargs)
-        if processes := idle[kind(self)]:
-            self.process, self._ready = processes.pop(), True
+        # Garbage collection may have closed the pipes of a worker that was in a cycle.
+        usable = [process for process in idle[kind(self)] if not process.stdin.closed]
+        if usable:
+            self.process, self._ready = usable.pop(), True
+        idle[kind(self)] = usable
 
     def start_new(self):
         if self.process is None:
