@@ -35,7 +35,7 @@ os.execvp("runc", ["runc", *sys.argv[1:]])
 """
 # podman's own networks need other packages on each distribution.
 SMOKE = """
-runtime=docker container=cpu smoke=true hardware=cpu method=grpo runtime.network=host
+runtime=docker container=cpu smoke=true hardware=cpu runtime.network=host
 """.split()
 
 
