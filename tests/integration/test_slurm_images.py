@@ -59,8 +59,14 @@ def checkpoints(folder: Path) -> list[int]:
 
 
 def processes(folder: Path) -> list[int]:
-    marked = orphans.marked({})
-    return [pid for pid in marked if str(folder) in Path(f"/proc/{pid}/cmdline").read_text()]
+    return [pid for pid in orphans.marked({}) if str(folder) in command_line(pid)]
+
+
+def command_line(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_text()
+    except (FileNotFoundError, ProcessLookupError):  # the process has just ended
+        return ""
 
 
 def secrets() -> list[Path]:
