@@ -66,8 +66,11 @@ test-fast: setup ## unit tests of the folders that differ from the commit BASE (
 	if [ -z "$$tests" ]; then echo "no folder with unit tests differs from $(BASE)"; \
 	else $(VENV_PYTHON) -m pytest --numprocesses 2 --dist load $$tests; fi
 
+# Three processes for two cores, because builds of images and jobs of Slurm wait. One thread per rank,
+# because threads that share a core wait for each other.
 test-integration: setup ## tests that need more than Python; skips tests whose requirements are missing
-	$(VENV_PYTHON) -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder --durations=20 $(TESTS)
+	OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(VENV_PYTHON) -m pytest --numprocesses 3 --dist loadfile \
+		--no-loadscope-reorder --durations=20 $(TESTS)
 
 lint: setup ## ruff, mypy, and the import rules of launch/
 	$(VENV_PYTHON) -m ruff check .

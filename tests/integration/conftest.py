@@ -65,6 +65,7 @@ WITH_ENGINE = {
 # Files that take minutes. They start first, so that all processes end at about the same time.
 LONG = """
 test_clean_clone.py test_split.py test_kernels.py test_tunings.py test_slurm.py test_compiled.py
+test_hardware_report.py test_strategies.py test_public_data.py
 """.split()
 
 

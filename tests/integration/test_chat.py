@@ -9,6 +9,8 @@ import sys
 import time
 from pathlib import Path
 
+import pytest
+
 from tests.conftest import command
 
 ROOT = Path(__file__).parents[2]
@@ -41,11 +43,18 @@ class Terminal:
         return os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
 
 
-def test_a_chat_in_a_terminal(tmp_path):
-    trained = command("hardware=cpu", "runtime=local", "smoke=true", "name=mine", cwd=tmp_path)
-    assert trained.returncode == 0, trained.stdout + trained.stderr
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory) -> Path:
+    """Return the working directory of a run, runs/mine/latest."""
+    folder = tmp_path_factory.mktemp("trained")
+    done = command("hardware=cpu", "runtime=local", "smoke=true", "name=mine", cwd=folder)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return folder
+
+
+def test_a_chat_in_a_terminal(trained):
     chat = [sys.executable, str(ROOT / "launch/chat.py"), "runs/mine/latest"]
-    terminal = Terminal([*chat, "max_new_tokens=200"], tmp_path)
+    terminal = Terminal([*chat, "max_new_tokens=200"], trained)
     terminal.wait_for("stops an answer.")
     terminal.wait_for("> ")
     for line in ("1 + 1 =", "again"):
@@ -54,14 +63,12 @@ def test_a_chat_in_a_terminal(tmp_path):
         terminal.wait_for("\n> ")
     terminal.type("\x04")
     assert terminal.exit_code() == 0
-    assert not list((tmp_path / "runs").glob("chat*"))
+    assert not list((trained / "runs").glob("chat*"))
 
 
-def test_ctrl_c_ends_a_chat_that_is_loading(tmp_path):
-    trained = command("hardware=cpu", "runtime=local", "smoke=true", "name=mine", cwd=tmp_path)
-    assert trained.returncode == 0, trained.stdout + trained.stderr
+def test_ctrl_c_ends_a_chat_that_is_loading(trained):
     chat = [sys.executable, str(ROOT / "launch/chat.py"), "runs/mine/latest", "verbose=true"]
-    terminal = Terminal(chat, tmp_path)
+    terminal = Terminal(chat, trained)
     terminal.wait_for("smoke=true")  # the plan's warning, just before the process starts
     time.sleep(1)
     terminal.type("\x03")

@@ -183,8 +183,6 @@ def test_container_has_only_the_chosen_gpu(caller, engine):
             can = container.exec_run(
                 ["sh", "-c", "test -r /dev/kfd && test -w /dev/kfd && test -w /dev/dri/renderD133"]
             ).exit_code
-            launcher.communicate(timeout=PATIENCE_S)
-            assert launcher.returncode == 0
         assert sorted(nodes.decode().split()) == ["/dev/dri/renderD133", "/dev/kfd"]
         assert {int(g) for g in groups} == {UID, *caller.identity["extra_groups"]} >= gpu_gids()
         assert can == 0, "the groups give access to the nodes"

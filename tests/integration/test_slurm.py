@@ -380,6 +380,7 @@ def test_sweep_trials_are_jobs_and_run_once(cluster, tmp_path):
 SPLIT = """
 runtime=slurm runtime.slurm.nodes=3 runtime.slurm.interface=lo hardware=cpu hardware.vllm=true
 method=grpo topology=split topology.num_gpus=1 topology.server_max_length=256 model.num_layers=2
+topology.strategy=zero3 topology.overlap=stream
 precision=fp32 data.num_train=64 tracking=none runtime.slurm.wait=true
 method.args.num_generations=4 method.args.per_device_train_batch_size=4 method.args.max_steps=3
 method.args.max_completion_length=8
@@ -387,7 +388,7 @@ method.args.max_completion_length=8
 
 
 def test_server_on_a_node_of_its_own(cluster, tmp_path):
-    """Two nodes train and send their weights to the server of the third by TCP."""
+    """Two nodes train with ZeRO-3 and send their weights to the server of the third by TCP."""
     if importlib.util.find_spec("vllm") is None:
         skip_without("no vLLM (make vllm)")
     done = command(*SPLIT, cwd=tmp_path, timeout=PATIENCE_S)

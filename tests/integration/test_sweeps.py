@@ -69,8 +69,9 @@ def test_killed_search_resumes_without_repeating_trials(tmp_path):
     ]
 
 
-def test_parallel_trials_continue_after_a_failure(tmp_path):
+def test_parallel_trials_continue_after_a_failure(tmp_path, monkeypatch):
     """Run two trials, one with a value that only ranks reject."""
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)  # then the sweep divides the cores
     grid = """
         -m method.args.max_steps=2 method.args.debug=nonsense,underflow_overflow sweep.parallel=2
         sweep.metric=loss
