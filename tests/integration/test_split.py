@@ -168,7 +168,7 @@ method.args.save_steps=2 hardware.gpus_per_node=3 topology.num_gpus=3
 """.split()
 # Each kill needs a restart.
 STREAM = """
-topology.overlap=stream topology.max_staleness=4 topology.strategy=fsdp runtime.max_restarts=2
+topology.overlap=stream topology.max_staleness=4 topology.strategy=fsdp runtime.max_restarts=3
 method.args.max_steps=6
 method.args.max_completion_length=32
 """.split()
@@ -188,7 +188,7 @@ def vllm() -> None:
 
 
 def test_stream_survives_kills(vllm, tmp_path):
-    """Kill the server during a weight transfer, then a rank in the last step.
+    """Kill a rank, then the server during a weight transfer, then a rank in the last step.
 
     Two ranks train with FSDP2 and two generations in flight. They finish their step without the
     server. All processes restart together. The server's first weights come after a forward pass
@@ -196,27 +196,28 @@ def test_stream_survives_kills(vllm, tmp_path):
     """
     folder = prepared(tmp_path, plugin=True)
     # The first three transfers are those of the check, followed by one per step.
-    (folder / "fault").write_text("sync 6\nfirst 6")
+    (folder / "fault").write_text("first 1\nsync 6\nfirst 6")
     done = command(*SMALL, *SPLIT, *STREAM, cwd=folder, timeout=ENDS_WITHIN_S)
     output = done.stdout + done.stderr
     assert done.returncode == 0, output
     assert processes(folder) == []
     assert not (folder / "fault").exists()
-    starts = re.split(r"restart \d of 2, from ", output)
-    assert len(starts) == 3, output
-    killed_server, killed_rank, last = starts
-    assert f"trainers, rank 0 {KILLED}" in killed_rank, output
-    assert "server failed" not in killed_rank
+    starts = re.split(r"restart \d of 3, from ", output)
+    assert len(starts) == 4, output
+    killed_rank, killed_server, killed_last, last = starts
+    for killed in (killed_rank, killed_last):
+        assert f"trainers, rank 0 {KILLED}" in killed, output
+        assert "server failed" not in killed
     dies = "\nserver failed: Worker proc VllmWorker-0 died unexpectedly (exit code: "
     assert dies in killed_server
     assert "trainers failed" not in killed_server
-    assert all(MEANS in killed for killed in starts[:2])
+    assert all(MEANS in killed for killed in starts[:3])
     assert all(ARRIVE in started for started in starts)
     run = only_run(folder)
-    assert f"resuming from {run / 'checkpoints/checkpoint-3'}\n" in killed_rank
+    assert f"resuming from {run / 'checkpoints/checkpoint-3'}\n" in killed_last
     assert f"resuming from {run / 'checkpoints/checkpoint-4'}\n" in last
     record = json.loads((run / "record.json").read_text())
-    assert (record["status"], record["restarts"]) == ("done", 2)
+    assert (record["status"], record["restarts"]) == ("done", 3)
 
     rows = json_files.read_metrics(run / "metrics.jsonl")
     assert [row["step"] for row in rows] == list(range(1, 7))
