@@ -228,7 +228,8 @@ def with_buildkit(
 ) -> None:
     """Build the Dockerfile with the program docker and BuildKit. Raises BuildFailed."""
     dockerfile = FOLDER / image.dockerfile
-    argv = ["docker", "build", "--network=none", "--no-cache", "--progress=plain"]
+    argv = ["docker", "--host", docker_host.address(os.environ), "build", "--network=none"]
+    argv += ["--no-cache", "--progress=plain"]
     argv += [f"--tag={image.local_reference}", f"--file={dockerfile}"]
     argv += [f"--label={name}={value}" for name, value in labels.items()]
     names = {key: f"{REPOSITORY}/{key.lower()}:{image.tag}" for key in stages}
@@ -236,7 +237,7 @@ def with_buildkit(
     try:
         for key, name in names.items():  # since BuildKit does not know images by id
             client.images.get(stages[key]).tag(name)
-        env = {**os.environ, "DOCKER_BUILDKIT": "1"}
+        env = {**os.environ, "DOCKER_BUILDKIT": "1", "BUILDX_BUILDER": ""}
         code = subprocess.run([*argv, str(dockerfile.parent)], env=env, check=False).returncode
     finally:
         for name in names.values():
@@ -324,6 +325,10 @@ def run(image: Image, options: Mapping[str, Any], say: engine.Show) -> None:
         compare(image, probe(client, existing.id))
         print(f"{name} matches the lock")
     elif reason or options["no_cache"]:
+        if options["builder"] == "buildkit" and not shutil.which("docker"):
+            raise HostError(
+                "builder=buildkit: no program docker. Debian: apt-get install docker.io"
+            )
         print(f"Building {name} on {options['base']}: {reason or 'no_cache=true'}", flush=True)
         make(client, image, options["base"], options["builder"], say)
         replaced = existing and client.images.get(existing.id)  # may have lost its name

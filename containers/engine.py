@@ -111,7 +111,7 @@ def follow(events: Iterable[dict[str, Any]], show: Show) -> str:
             layers[status][event["id"]] = part["current"], part["total"]
             sums = (sum(column) / 1e9 for column in zip(*layers[status].values(), strict=True))
             show("{} {:.1f} of {:.1f} GB".format(status, *sums))
-        elif not layers:
+        elif status and not layers:
             show(status)
     return digest
 
@@ -161,10 +161,9 @@ def sweep(client: docker.DockerClient) -> None:
     for row in filter(is_left, client.api.containers(all=True, filters={"label": BUILDER})):
         with contextlib.suppress(docker.errors.NotFound):
             client.api.remove_container(row["Id"], force=True, v=True)
-    unnamed = client.api.images(filters={"dangling": True, "label": BUILDER})
-    for row in filter(is_left, unnamed):
+    for row in filter(is_left, client.api.images(filters={"label": BUILDER})):
         with contextlib.suppress(docker.errors.APIError):  # a user's container has it
-            client.api.remove_image(row["Id"])
+            client.api.remove_image(row["Id"], force=True)  # BuildKit's has a name
 
 
 # ---- Progress

@@ -36,7 +36,14 @@ FORMATS = {
         ("prompt", "chosen", "rejected", *TEMPLATE_FIELDS),
         learned=("chosen", "rejected"),
     ),
-    "grpo": RowFormat((("prompt",),), ("prompt",), rewards=("answer",), reserved=TRL_ARGUMENTS),
+    "grpo": RowFormat(
+        (("prompt",),),
+        ("prompt",),
+        rewards=("answer",),
+        reserved=TRL_ARGUMENTS,
+        remedy="data.columns.prompt=<field>; or for chats, all messages before the answer as prompt "
+        "(docs/data.md)",
+    ),
     "evaluate": RowFormat(
         (("prompt",),),
         ("prompt",),

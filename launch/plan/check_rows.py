@@ -109,6 +109,12 @@ def row_warnings(config: Config, keys: Collection[str] = ()) -> Iterator[str]:
     for file, rows in _first_rows(config, FIRST_ROWS):
         if not (rows and file.row_format and row_formats.FORMATS[file.row_format].rewards):
             continue
+        prompt = rows[0].get("prompt")
+        if isinstance(prompt, list) and prompt and prompt[-1]["role"] == "assistant":
+            yield (
+                f"{file.key}: the prompt of the first row ends with a turn of the assistant, which "
+                "the model continues. If that is the answer, leave it out (docs/data.md)."
+            )
         answer = str(rows[0].get("answer") or "").strip()
         if "accuracy" in method.rewards and _is_solution(answer):
             yield (

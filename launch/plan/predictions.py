@@ -250,14 +250,14 @@ def _took(method: str, took: dict[str, Any], plans: list[Plan], source: str) -> 
             before, of = f"no run of {method} on an {vendor.upper()} GPU; ", ""
         vendor = source
     # Those on AMD GPUs were not of this project, which has not run on one.
-    fitted = ", to which the planner was fitted," * (vendor == Vendor.nvidia.value)
+    fitted = ", most of which the planner was fitted to," * (vendor == Vendor.nvidia.value)
     program = " by other programs" * (vendor == Vendor.amd.value)
     runs, half = f"{took['rows']} runs{of}", f", half of them over {took['median']:.3g}"
     if took["rows"] == 1:
         runs, half = f"one run{of} ({took['run']})", ""
         program = program.replace("other programs", "another program")
     ends = sorted({took["least"], took["most"]})
-    factors = " to ".join(f"{factor:.2g}" for factor in ends)
+    factors = " to ".join(f"{factor:.2f}" for factor in ends)
     text = f"{before}{runs}{program} {where}{fitted} took {factors} times the prediction{half}"
     if hours := sum(plan.speed.run_hours or 0.0 for plan in plans):
         text += f": {' to '.join(duration(3600 * factor * hours) for factor in ends)}"

@@ -225,8 +225,8 @@ def report(content: Content) -> list[Block]:
     note = (
         "Predicted: by the planner, which assumes that products reach healthy.gemm of the peak "
         f"({GEMM_FP32:g} in fp32). It does not predict errors of kernels: they must stay below the "
-        "tolerance, and are shares of the largest (mean) value in fp32. Peak memory is the "
-        "allocator's, without the memory of the driver."
+        "tolerance, and are shares of the largest (mean) value in fp32, so lower is "
+        "better. Peak memory is the allocator's, without the memory of the driver."
     )
     facts = {name: str(fact) for name, fact in facts.items() if fact}
     return [Facts(facts), table("Stages", stages), table("Figures", figures, note)]

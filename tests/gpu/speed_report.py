@@ -41,6 +41,12 @@ def table(results: list[Result]) -> str:
             {side: newest[gpu, name, side] for side in row.sides if (gpu, name, side) in newest}
             for gpu in kinds
         ]
+        # A row that ran on a kind of GPU may lack sides there.
+        for gpu, sides in zip(kinds, by_gpu, strict=True) if any(by_gpu) else ():
+            absent = [mark.ours for mark in row.marks if mark.ours not in sides]
+            missing += [
+                f"{name} {side} ({MAKERS.sub('', gpu).strip()})" for side in absent if sides
+            ]
         if not any(by_gpu):
             missing.append(row.work)
         for sides in filter(None, by_gpu):

@@ -1,4 +1,4 @@
-"""Test topology=split in containers, with vLLM for the CPU, and kill the server.
+"""Test topology=split in containers, with vLLM for the CPU: kill the server, then the trainers.
 
 The packages of `make vllm` are mounted, because an image with them takes minutes to build.
 """
@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -33,7 +34,7 @@ NUMA = Path("/usr/lib/x86_64-linux-gnu/libnuma.so.1")
 SPLIT = f"""
 runtime=docker container=custom container.reference={IMAGE} user_env.TORCHDYNAMO_DISABLE=1
 topology=split hardware.vllm=true topology.server_max_length=256 model.num_layers=2
-hardware.gpus_per_node=2 topology.num_gpus=2 method.args.save_steps=2 method.args.max_steps=4
+hardware.gpus_per_node=2 topology.num_gpus=2 method.args.save_steps=2 method.args.max_steps=6
 method.args.max_completion_length=16
 """.split()
 HELD = [override.replace("faults.reward", "faults.held") for override in SMALL]
@@ -86,6 +87,28 @@ def containers(engine, run: Path) -> dict[str, docker.models.containers.Containe
     return {container.labels[f"{LABEL}.process"]: container for container in found}
 
 
+def kill_after(
+    engine, folder: Path, overrides: list[str], process: str, step: int
+) -> tuple[int, str]:
+    """Kill a container of a new run while the trainers hold; return the exit code and output."""
+    (folder / "hold").write_text(str(step))
+    launcher = started(*overrides, cwd=folder)
+    try:
+        line = f"holding after step {step}"
+        wait_until(lambda: line in (folder / "output").read_text(), launcher)
+        containers(engine, only_run(folder))[process].kill()
+        if process == "trainers":
+            (folder / "hold").write_text("")
+        code = launcher.wait(PATIENCE_S)
+    finally:
+        launcher.kill()
+        launcher.wait()
+        for container in containers(engine, only_run(folder)).values():
+            container.remove(force=True)
+            pytest.fail(f"{container.name} was left")
+    return code, (folder / "output").read_text()
+
+
 def steps(folder: Path) -> list[int]:
     return [
         row["step"]
@@ -95,30 +118,27 @@ def steps(folder: Path) -> list[int]:
 
 
 @pytest.mark.usefixtures("image")
-def test_trainers_outlive_a_killed_server_and_resume(engine, vllm_packages, tmp_path):
+def test_kills_of_server_and_trainers(engine, vllm_packages, tmp_path):
     folder = prepared(tmp_path / "work")
-    (folder / "hold").write_text("2")
-    packages = f"user_env.PYTHONPATH={vllm_packages}"
-    launcher = started(*HELD, *SPLIT, packages, "runtime.max_restarts=1", cwd=folder)
-    try:
-        held = "holding after step 2"
-        wait_until(lambda: held in (folder / "output").read_text(), launcher)
-        containers(engine, only_run(folder))["server"].kill()
-        code = launcher.wait(PATIENCE_S)
-    finally:
-        launcher.kill()
-        launcher.wait()
-        run = only_run(folder)
-        for container in containers(engine, run).values():
-            container.remove(force=True)
-            pytest.fail(f"{container.name} was left")
-    output = (folder / "output").read_text()
+    overrides = [*HELD, *SPLIT, f"user_env.PYTHONPATH={vllm_packages}"]
+
+    code, output = kill_after(engine, folder, overrides, "server", step=2)
+    run = only_run(folder)
+    record = json.loads((run / "record.json").read_text())
+    assert (code, record["status"], record["exit_code"]) == (4, "failed", 4), output
+    assert f"server {KILLED}" in output
+    assert "trainers failed" not in output
+    # The trainers outlived the server, finished their step and saved it.
+    assert steps(folder) == [1, 2, 3]
+    assert (run / "checkpoints/checkpoint-3").is_dir()
+
+    restarting = [*overrides, "runtime.max_restarts=1"]
+    code, output = kill_after(engine, folder, restarting, "trainers", step=4)
     assert code == 0, output
-    killed, last = output.split("restart 1 of 1")
-    assert f"server {KILLED}" in killed, output
-    assert "trainers failed" not in killed
-    # The trainers finished their step without the server, and saved it.
-    assert f"resuming from {run}/checkpoints/checkpoint-3\n" in last, output
+    assert f"trainers {KILLED}" in output
+    starts = output.split("restart 1 of 1")
+    resumed = [re.findall(rf"resuming from {run}/checkpoints/(.*)", start)[:1] for start in starts]
+    assert resumed == [["checkpoint-3"], ["checkpoint-4"]], output
     record = json.loads((run / "record.json").read_text())
     assert (record["status"], record["restarts"]) == ("done", 1)
-    assert steps(folder) == [1, 2, 3, 4]
+    assert steps(folder) == [1, 2, 3, 4, 5, 6]

@@ -48,7 +48,7 @@ exec setpriv --reuid="$uid" --regid="$uid" --clear-groups "$@"
 """
 # podman's own networks need other packages on each distribution.
 SMOKE = """
-runtime=docker container=cpu smoke=true hardware=cpu runtime.network=host
+runtime=docker container=cpu smoke=true hardware=cpu method=grpo runtime.network=host
 """.split()
 
 

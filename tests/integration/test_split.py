@@ -168,8 +168,7 @@ method.args.save_steps=2 hardware.gpus_per_node=3 topology.num_gpus=3
 """.split()
 # Each kill needs a restart.
 STREAM = """
-topology.overlap=stream topology.max_staleness=4 topology.strategy=fsdp runtime.max_restarts=3
-method.args.max_steps=6
+topology.overlap=stream topology.max_staleness=4 runtime.max_restarts=3 method.args.max_steps=6
 method.args.max_completion_length=32
 """.split()
 TWO_SERVERS = [
@@ -190,9 +189,8 @@ def vllm() -> None:
 def test_stream_survives_kills(vllm, tmp_path):
     """Kill a rank, then the server during a weight transfer, then a rank in the last step.
 
-    Two ranks train with FSDP2 and two generations in flight. They finish their step without the
-    server. All processes restart together. The server's first weights come after a forward pass
-    without a backward pass, which leaves some of FSDP2's weights gathered.
+    Two ranks train with two generations in flight. They finish their step without the server. All
+    processes restart together.
     """
     folder = prepared(tmp_path, plugin=True)
     # The first three transfers are those of the check, followed by one per step.
@@ -254,3 +252,14 @@ def test_run_with_two_servers_ends_with_failed_rank(vllm, folder):
     assert first < ROUNDING < second < 0.05
     assert json.loads((run / "record.json").read_text())["status"] == "failed"
     assert processes(folder) == []
+
+
+def test_sharded_trainers_send_their_weights(vllm, folder):
+    """A forward pass without a backward pass leaves some of FSDP2's weights gathered."""
+    sharded = ["topology.strategy=fsdp", "method.args.max_steps=2", "topology.overlap=stream"]
+    done = command(*SMALL, *SPLIT, *sharded, cwd=folder, timeout=ENDS_WITHIN_S)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert ARRIVE in done.stdout + done.stderr
+    rows = json_files.read_metrics(only_run(folder) / "metrics.jsonl")
+    assert rows[0]["sampling/sampling_logp_difference/mean"] < ROUNDING
+    assert len(rows) == 2

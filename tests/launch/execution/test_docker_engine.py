@@ -18,8 +18,8 @@ from pathlib import Path
 
 import pytest
 
+from containers import build, images
 from containers import engine as images_engine
-from containers import images
 from launch.core import docker_host
 from launch.core.errors import HostError
 from launch.execution import docker_engine, secret_files
@@ -159,6 +159,15 @@ def test_the_folder_of_an_engine_on_another_machine_is_unknown(fake, tmp_path, i
     fake({("GET", "/info"): (200, {"DockerRootDir": root})})
     folder = docker_host.folder(docker_host.address(os.environ))
     assert folder == (root if is_here else None)
+
+
+def test_a_build_pulls_no_base_that_the_disk_is_too_small_for(fake):
+    asked = fake({("GET", "/images/json.*"): (200, [])})
+    image = dataclasses.replace(images.load()["cpu"], download_gb="1e6")
+    with pytest.raises(HostError):
+        build.make(images_engine.connect(), image, image.base, "sdk", print)
+    assert f"GET /images/{image.base}/json" in asked
+    assert not [request for request in asked if request.startswith("POST")]
 
 
 @pytest.mark.parametrize("answer", [
