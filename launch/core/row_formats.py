@@ -41,8 +41,8 @@ FORMATS = {
         ("prompt",),
         rewards=("answer",),
         reserved=TRL_ARGUMENTS,
-        remedy="data.columns.prompt=<field>; or for chats, all messages before the answer as prompt "
-        "(docs/data.md)",
+        remedy="data.columns.prompt=<field>; or for chats, all messages before the answer as "
+        "prompt (docs/data.md)",
     ),
     "evaluate": RowFormat(
         (("prompt",),),
