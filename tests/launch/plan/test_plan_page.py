@@ -317,7 +317,7 @@ def test_a_pinned_evaluation_has_a_total():
     ("mi300x", "sft", "amd", "on other AMD GPUs (17 MI350X, 1 MI355X)"),
     ("rx7900xtx", "sft", "amd", "; none on RDNA)"), ("mi50", "sft", "amd", "; none on gfx906)"),
     ("mi350x", "sft", "AMD Instinct MI350X", "on this GPU"),
-    ("h200", "sft", "NVIDIA H200 SXM", "on this GPU, to which the planner was fitted,"),
+    ("h200", "sft", "NVIDIA H200 SXM", "on this GPU, most of which the planner was fitted to,"),
     ("h100", "dpo", "nvidia", "on other NVIDIA GPUs (11 H200)"),
     ("mi300x", "grpo", "nvidia", "on NVIDIA GPUs (12 H200, 2 H100), most of"),
     ("mi350x", "evaluate", None, ""),
