@@ -42,7 +42,7 @@ FORMATS = {
         rewards=("answer",),
         reserved=TRL_ARGUMENTS,
         remedy="data.columns.prompt=<field>; or for chats, all messages before the answer as "
-        "prompt (docs/data.md)",
+        "prompt (docs/data.md#rows-of-another-format)",
     ),
     "evaluate": RowFormat(
         (("prompt",),),

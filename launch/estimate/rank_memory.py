@@ -38,7 +38,7 @@ def generating_bytes(config: Config, rows: int) -> dict[str, float]:
     """
     token = config.model.num_kv_heads * shapes.head_bytes(config.model, width(config))
     cache = token * batch(config).sequence
-    return {"kv cache": rows * cache, "logits": 12.0 * rows * config.model.vocab_size}
+    return {"keys and values": rows * cache, "logits": 12.0 * rows * config.model.vocab_size}
 
 
 def preparation(config: Config) -> dict[str, dict[str, float]]:

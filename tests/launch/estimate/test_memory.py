@@ -271,13 +271,13 @@ def test_generation_by_transformers_is_counted():
     """Keys and values have 2 x 36 layers x 1024 x 2 bytes per token, for 512 + 256 tokens."""
     four = "method=evaluate method.args.samples_per_prompt=4 method.args.temperature=1"
     parts = parts_of("hardware=mi300x model=qwen3_4b", four)
-    assert parts["kv cache"] == pytest.approx(2 * 36 * 1024 * 2 * 64 * 4 * 768 / 1e9)
+    assert parts["keys and values"] == pytest.approx(2 * 36 * 1024 * 2 * 64 * 4 * 768 / 1e9)
     lora = "hardware=mi300x model=qwen3_4b method=grpo adapter=lora topology=zero3"
     many = planned(lora, "method.args.steps_per_generation=64")
     assert many.moment == "generation"
     # TRL gathers the weights
     assert many.parts_gb["communication"] == pytest.approx(2 * QWEN_4B / 1e9)
-    assert many.parts_gb["kv cache"] == pytest.approx(2 * 36 * 1024 * 2 * 8 * 64 * 768 / 1e9)
+    assert many.parts_gb["keys and values"] == pytest.approx(2 * 36 * 1024 * 2 * 8 * 64 * 768 / 1e9)
 
 
 def test_sleeping_vllm_frees_memory_for_training():
