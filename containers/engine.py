@@ -161,9 +161,10 @@ def sweep(client: docker.DockerClient) -> None:
     for row in filter(is_left, client.api.containers(all=True, filters={"label": BUILDER})):
         with contextlib.suppress(docker.errors.NotFound):
             client.api.remove_container(row["Id"], force=True, v=True)
-    for row in filter(is_left, client.api.images(filters={"label": BUILDER})):
+    unnamed = client.api.images(filters={"dangling": True, "label": BUILDER})
+    for row in filter(is_left, unnamed):
         with contextlib.suppress(docker.errors.APIError):  # a user's container has it
-            client.api.remove_image(row["Id"], force=True)  # BuildKit's has a name
+            client.api.remove_image(row["Id"])
 
 
 # ---- Progress
