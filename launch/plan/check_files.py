@@ -19,6 +19,7 @@ from launch.inputs import model_path, tracking
 from launch.inputs.adapter_files import check_adapter
 from launch.inputs.jsonl_files import check_data_files, check_is_file
 from launch.inputs.model_config import quantization_of
+from launch.inputs.paths import LATEST
 from launch.inputs.reading import near_files
 from launch.inputs.reward_files import source_of
 from launch.inputs.tuned_files import check_tuned_files
@@ -113,6 +114,8 @@ def _check_model(config: Config, all_lines: bool) -> None:
         name = path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
         is_hub_id = not name.is_absolute() and len(name.parts) == 2 and not path.parent.is_dir()
         hint = HUB.format(name) if is_hub_id else ""
+        if path.name == LATEST:  # of a run that has not started
+            hint = " To plan before that run, use the model that it starts from: model=<name>."
         problem = f"no such directory.{near_files(path)}{hint}"
         if path.is_file():
             problem = "a file, not a directory. To convert GGUF, use: python -m recipes.from_gguf."

@@ -43,6 +43,7 @@ method=grpo '++method.rewards={broken.reward: 1}' | broken.py is not valid Pytho
 'user_env.AUTH=${oc.env:MY_SECRET}' mode=plan | user_env.AUTH | runtime.pass_env=[AUTH]
 'user_env.HIP_A=${oc.env:MY_SECRET}' mode=plan | user_env.HIP_A | runtime.pass_env=[HIP_A]
 model.path=nowhere mode=plan | model.path=/ | /nowhere: no such directory.
+model.path=runs/mine/latest mode=plan | /latest: no such directory. | model=<name>.
 model.path=broken.py mode=plan | broken.py: a file, not a directory | python -m recipes.from_gguf
 method=export model=qwen3_4b 'method.args.formats=[gguf]' method.args.gguf_converter=. mode=plan | method.args.gguf_converter=/ | : a directory, but one file is needed
 tracking=mlflow | tracking=mlflow | not installed | tracking=tensorboard
