@@ -41,15 +41,11 @@ def table(results: list[Result]) -> str:
             {side: newest[gpu, name, side] for side in row.sides if (gpu, name, side) in newest}
             for gpu in kinds
         ]
-        # A row that ran on a kind of GPU may lack sides there.
-        for gpu, sides in zip(kinds, by_gpu, strict=True) if any(by_gpu) else ():
-            absent = [mark.ours for mark in row.marks if mark.ours not in sides]
-            missing += [
-                f"{name} {side} ({MAKERS.sub('', gpu).strip()})" for side in absent if sides
-            ]
         if not any(by_gpu):
             missing.append(row.work)
         for sides in filter(None, by_gpu):
+            absent = [mark.ours for mark in row.marks if mark.ours not in sides]
+            missing += [f"{name} {side} ({gpu_of(sides)})" for side in absent]
             marks = [mark for mark in row.marks if mark.ours in sides] or row.marks
             first, *others = [line(row, mark, sides) for mark in marks]
             # Further marks of the same runs leave the work and the GPU out.
@@ -63,7 +59,7 @@ def table(results: list[Result]) -> str:
 def line(row: Row, mark: Mark, sides: dict[str, Result]) -> list[str]:
     figure = "first_step_s" if row.first_step else "tokens_per_second"
     ours, theirs = (sides.get(side, {}) for side in (mark.ours, mark.side))
-    gpu = MAKERS.sub("", next(iter(sides.values()))["gpu"]).strip()
+    gpu = gpu_of(sides)
     cells = [row.work, f"{row.gpus}x {gpu}" if row.gpus > 1 else gpu, shown(ours, figure)]
     cells += [mark.name, shown(theirs, figure, mark.times)]
     target = f"+{mark.least:g} s" if row.first_step else f"{mark.least:.2f}x"
@@ -78,6 +74,11 @@ def line(row: Row, mark: Mark, sides: dict[str, Result]) -> list[str]:
         times = ours[figure] / (mark.times * theirs[figure])
         ratio, met = f"{times:.3f}x", times >= mark.least
     return [*cells, ratio, target if met or not target else f"{target}, **missed**"]
+
+
+def gpu_of(sides: dict[str, Result]) -> str:
+    """Return the kind of GPU that all sides ran on, such as H200."""
+    return MAKERS.sub("", next(iter(sides.values()))["gpu"]).strip()
 
 
 def fastest(row: Row, sides: dict[str, Result]) -> Mark:

@@ -111,26 +111,22 @@ def grpo_four(size: str, model: str, least: float) -> Row:
     split = (
         f"{GRPO} model={model} topology=split topology.num_gpus=4 topology.server_max_length=768"
     )
-    modes = {
-        "ours": "topology.overlap=false",
-        "ours_overlap": "topology.overlap=true",
-        "ours_stream": "topology.overlap=stream",
-        "ours_two_and_two": "topology.overlap=stream topology.servers=2",
+    modes = {  # side: (name, overrides)
+        "ours": ("synchronous", "topology.overlap=false"),
+        "ours_overlap": ("overlap", "topology.overlap=true"),
+        "ours_stream": ("stream", "topology.overlap=stream"),
+        "ours_two_and_two": ("stream, ours 2 + 2", "topology.overlap=stream topology.servers=2"),
     }
+    trl = "TRL's server mode, micro-batch 8, 1 + 3"
     return Row(
         f"GRPO {size}, four GPUs, 96 x (200 + 512) tokens",
         {
-            **{side: f"{split} {mode}" for side, mode in modes.items()},
+            **{side: f"{split} {mode}" for side, (_, mode) in modes.items()},
             "trl": f"{TRL_GRPO} --model {model}",
         },
         [
-            Mark("trl", f"TRL's server mode, micro-batch 8, 1 + 3 ({mode})", least, 1, side, True)
-            for side, mode in [
-                ("ours", "synchronous"),
-                ("ours_overlap", "overlap"),
-                ("ours_stream", "stream"),
-                ("ours_two_and_two", "stream, ours 2 + 2"),
-            ]
+            Mark("trl", f"{trl} ({name})", least, ours=side, mode=True)
+            for side, (name, _) in modes.items()
         ],
         data="prompts",
         gpus=4,
