@@ -17,6 +17,7 @@ CREDENTIALS = struct.Struct("3i")  # pid, uid and gid (unix(7): struct ucred)
 
 
 def address(environ: Mapping[str, str]) -> str:
+    """Return the URL of the engine that docker's programs use."""
     return environ.get("DOCKER_HOST") or SOCKET
 
 

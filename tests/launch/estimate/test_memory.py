@@ -12,7 +12,7 @@ import torch
 from omegaconf import OmegaConf
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from launch.estimate import activations, batch_counts, memory, rank_memory
+from launch.estimate import activations, batch_counts, margin, memory, rank_memory
 from launch.machine import placement, this_python
 from launch.plan.planning import make_plan, prepare
 from launch.schema import Config
@@ -278,6 +278,12 @@ def test_generation_by_transformers_is_counted():
     # TRL gathers the weights
     assert many.parts_gb["communication"] == pytest.approx(2 * QWEN_4B / 1e9)
     assert many.parts_gb["keys and values"] == pytest.approx(2 * 36 * 1024 * 2 * 8 * 64 * 768 / 1e9)
+
+
+@pytest.mark.parametrize(("engine", "by_design"), [("transformers", False), ("vllm", True)])
+def test_only_vllm_fills_its_gpu_by_design(engine, by_design):
+    overrides = f"hardware=mi300x model=qwen3_4b method=evaluate method.args.engine={engine}"
+    assert margin.fills_capacity(planned(overrides)) == by_design
 
 
 def test_sleeping_vllm_frees_memory_for_training():

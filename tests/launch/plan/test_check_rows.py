@@ -240,6 +240,16 @@ def test_messages_need_a_chat_template(tmp_path, write, rows, overrides, rejects
         check_rows(compose(words.split()), False)
 
 
+@pytest.mark.parametrize(("turns", "warns"), [(1, False), (2, True), (3, False)])
+def test_prompts_that_end_with_an_answer(write, turns, warns):
+    roles = ("user", "assistant", "user")
+    prompt = [{"role": role, "content": "a"} for role in roles[:turns]]
+    path = write([{"prompt": prompt, "answer": "2"}])
+    words = shlex.split(f"hardware=cpu method=grpo data=jsonl data.path={path}")
+    lines = [line for line in row_warnings(compose(words)) if "a turn of the assistant" in line]
+    assert len(lines) == warns
+
+
 @pytest.mark.parametrize(("answer", "overrides", "warns"), [
     ("1 + 1 is 2.\n#### 2", "method=grpo", False),  # which the reward finds
     ("Adding\nthem, we get \\boxed{2}.", "method=grpo", False),
