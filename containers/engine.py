@@ -14,6 +14,7 @@ import threading
 import time
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import docker
@@ -136,7 +137,11 @@ def ran(
     # Otherwise `docker inspect` would show the client's proxy with its password.
     builder = f"{socket.gethostname()}/{os.getpid()}"
     options |= {"labels": {BUILDER: builder}, "use_config_proxy": False}
-    container = client.containers.create(image, [], entrypoint=argv, **options)
+    # An interruption waits for the thread. sweep() cannot remove what the engine still creates.
+    with ThreadPoolExecutor(1) as pool:
+        container = pool.submit(
+            client.containers.create, image, [], entrypoint=argv, **options
+        ).result()
     try:
         if files:
             container.put_archive("/", create_archive("/", [], extra_files=[*files.items()]))
