@@ -141,6 +141,8 @@ def server_argv(config: Config, host: Host, port: int, run_dir: Path) -> list[st
         argv += ["--max-model-len", str(topology.server_max_length)]
     argv += ["--seed", str(config.seed)]
     argv += ["--logprobs-mode", "processed_logprobs", "--max-logprobs", "-1"]
+    # Without a vision tower, whose processor would need the tokenizer. Other models ignore it.
+    argv.append("--language-model-only")
     argv += ["--weight-transfer-config", json.dumps({"backend": placement.backend(config)})]
     argv += ["--disable-uvicorn-access-log", *(["--enforce-eager"] if on_cpu else [])]
     if is_tokens_only(config):

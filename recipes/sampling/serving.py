@@ -40,6 +40,7 @@ RETRIES = 3
 REPLICA = "X-data-parallel-rank"  # vLLM's header that selects the replica
 # Factor for the last norm's weights, which changes log-probabilities far more than rounding. A
 # factor above 1 would hardly change a confident policy's log-probabilities, which are near 0.
+# Gemma and Qwen3.5 add 1 to these weights, which begin as 0, so that a factor is not enough.
 SCALE = 0.25
 # Largest error as a share of the change; rounding in bf16 causes a few hundredths.
 TOLERANCE = 0.25
@@ -161,8 +162,8 @@ def pass_engine_args(config: DictConfig) -> None:
     """Pass topology.server_args to the engine that TRL creates under topology=colocate."""
     from trl.generation import vllm_generation
 
-    server_args = engine_args(config)
-    if config.topology.name == "colocate" and server_args:
+    if config.topology.name == "colocate":
+        server_args = {"language_model_only": True, **engine_args(config)}
         engine = vllm_generation.LLM
         vllm_generation.LLM = lambda **trl_args: engine(**{**trl_args, **server_args})
 
@@ -290,7 +291,7 @@ def check_weights_arrive(
     norm = _last_norm(trainer)
     with _gathered(norm):
         original = norm.detach().clone()
-        norm.mul_(SCALE)
+        norm.mul_(SCALE).sub_(1 - SCALE)
     sync()
     ids, server = _sample(trainer, max_length, replicas)
     changed = _log_probs(trainer, ids, server.shape[1])
