@@ -32,7 +32,7 @@ from recipes.data.data_tokens import IGNORED
 from recipes.models.model_build import build_tokenizer
 from recipes.rank.program import main
 from recipes.rewards.reward_functions import CODE_TESTS
-from recipes.rewards.verifier import build_verifier
+from recipes.rewards.verifier import LEFT_CHAIN, build_verifier
 from recipes.sampling.samples import completion
 
 # Trainer arguments that a preview omits.
@@ -101,6 +101,8 @@ def reward_lines(config: DictConfig, rows: Sequence[Row]) -> Iterator[str]:
         for (number, _, what, _), judgments in zip(cases, judged, strict=True):
             score, error = judgments[name]
             value = "none" if score is None else f"{score:g}"
+            if judgments[name] is LEFT_CHAIN:
+                value, error = "-", "not scored, because it left method.reward_chain"
             text = f"{value} for {what}{f' ({error})' if error else ''}"
             by_row.setdefault(number, []).append(text)
         for number, scores in by_row.items():

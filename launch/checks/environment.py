@@ -116,4 +116,9 @@ def vllm(facts: Facts) -> Finding:
     version = facts.probe.packages().vllm
     if version:
         return passed(f"vLLM {version}")
-    return warn(f"{sys.executable} has no vLLM", this_python.VLLM_REMEDY)
+    is_needed = False
+    if facts.run:
+        from launch.plan.local_python import needs_vllm  # takes 0.2 s with the planner
+
+        is_needed = needs_vllm(facts.run)
+    return fail_or_warn(is_needed, f"{sys.executable} has no vLLM", this_python.VLLM_REMEDY)

@@ -66,6 +66,7 @@ class Facts:
     image: images.Image | None = None  # that the run, or the group's runs, start in docker
     # Indices of the GPUs that a run uses; None for every GPU that the caller may use.
     only: frozenset[int] | None = None
+    run: Config | None = None  # the composition to start, if it is known
     active: Outcome | None = None  # of the active tests, if the user requested them
 
     @property
@@ -133,9 +134,13 @@ class Facts:
 
     @property
     def own_python(self) -> bool:
-        """Return whether runs on these GPUs use the launcher's Python, and not that of an image."""
+        """Return whether the run, or runs on these GPUs, use the launcher's Python and no image."""
         if not (self.probe.packages and self.gpus and self.hardware):
             return False
+        if self.run:
+            runtime = self.run.runtime
+            is_here = runtime.on_node == "local" and not runtime.slurm.python
+            return self.hardware.vendor in GPUS and is_here
         has_image = self.hardware.container != "none"
         in_image = has_image and not inside.rented(self.host.environ, self.root)
         return self.hardware.vendor in GPUS and not in_image
@@ -175,7 +180,7 @@ def gather(
     if run:
         name = run.container.name if run.runtime.on_node == "docker" else "none"
     image = images.load().get(name)
-    return Facts(root, host, hardware, run_root, run_gb, run_writes, probe, image, only)
+    return Facts(root, host, hardware, run_root, run_gb, run_writes, probe, image, only, run)
 
 
 def host_of(sysroot: str) -> Host:

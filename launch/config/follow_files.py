@@ -39,7 +39,7 @@ def follow(request: Request, composed: DictConfig, run: dict[str, Any]) -> Reque
     preset, revision = file(model.name), model.revision
     if revision == preset.get("revision") and "model.revision" not in keys:
         revision = None  # a commit of the preset's own hub_id
-    found = _found(model.path, model.hub_id, revision, _is_offline(composed.user_env))
+    found = _found(model.path, model.hub_id, revision, is_offline(composed.user_env))
     if found is None and model.name != AUTO:
         return request
     if not isinstance(found, Found) or any(f"model.{key}" not in keys for key in found.missing):
@@ -70,7 +70,7 @@ def warnings(config: Config, request: Sequence[str]) -> Iterator[str]:
     model = config.model
     if config.smoke or not config.method.uses_model or model.init == Init.random and not model.path:
         return
-    found = _found(model.path, model.hub_id, model.revision, _is_offline(config.user_env))
+    found = _found(model.path, model.hub_id, model.revision, is_offline(config.user_env))
     key = f"model.path={model.path}" if model.path else f"model.hub_id={model.hub_id}"
     options = [line.partition("=")[2] for line in request if line.startswith("model=")]
     if isinstance(found, str) or (found and found.missing):
@@ -106,7 +106,7 @@ def _found(
     return model_config.of_hub(hub_id, revision, is_offline)
 
 
-def _is_offline(user_env: object) -> bool:
+def is_offline(user_env: object) -> bool:
     """Return whether huggingface_hub may not use the network, here or in ranks."""
     name = "HF_HUB_OFFLINE"
     value = dict(user_env).get(name) or os.environ.get(name, "")  # type: ignore[call-overload]

@@ -87,7 +87,7 @@ def _with_earlier_value(node: dict[str, Any], path: list[str], before: Any) -> d
     name, *rest = path
     if rest:
         return {**node, name: _with_earlier_value(node[name], rest, before)}
-    if before is None and name not in ("compile", "rows", "checkpointed_layers"):
+    if before is None and name not in ("compile", "rows", "checkpointed_layers", "revision"):
         return {key: value for key, value in node.items() if key != name}
     return {**node, name: before}
 

@@ -40,7 +40,7 @@ from launch.execution.supervise import (
 from launch.machine import placement
 from launch.machine.detect import Host
 from launch.plan import inherited, local_python, rundir, tools
-from launch.plan.planning import rank_config
+from launch.plan.planning import rank_config, with_commits
 from launch.plan.views import as_json
 from launch.schema.enums import Format, Preflight, Vendor
 from launch.schema.plan import Plan, Process
@@ -173,7 +173,7 @@ def execute(
     `image` is the result of check_host. A caller of several runs passes `stopping`, the signals
     that it collects. Raises HostError if a process or container cannot be created.
     """
-    run_dir = plan.run_dir
+    plan, run_dir = with_commits(plan, host), plan.run_dir
     rundir.make(run_dir)
     with (
         rundir.locked(run_dir),

@@ -18,7 +18,7 @@ from launch.execution.execute import write_inputs
 from launch.execution.local import environment
 from launch.machine.detect import Host
 from launch.plan import data_cache
-from launch.plan.planning import make_plan
+from launch.plan.planning import make_plan, with_commits
 from launch.schema import Config, Runtime
 
 
@@ -29,7 +29,7 @@ def run(config: Config, host: Host, warnings: Sequence[str], request: Request) -
     with tempfile.TemporaryDirectory(prefix="preview-") as folder:
         # Cache the rows where the ranks will look for them, even in a container.
         plan = dataclasses.replace(
-            make_plan(local, host, Path(folder), warnings, request),
+            with_commits(make_plan(local, host, Path(folder), warnings, request), host),
             data_cache=data_cache.for_ranks(without_choices(config), host),
         )
         write_inputs(plan)

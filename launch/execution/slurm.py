@@ -23,6 +23,7 @@ from launch.execution.slurm_process import JOB_PROGRAM, check_pyxis
 from launch.machine.detect import Host
 from launch.machine.placement import MASK, num_gpus
 from launch.plan import inherited, rundir, sealed, show
+from launch.plan.planning import with_commits
 from launch.schema import Slurm
 from launch.schema.enums import Format, Vendor
 from launch.schema.plan import Plan
@@ -126,6 +127,7 @@ def submit(plan: Plan, host: Host) -> int:
             )
         show.say(plan.config, f"{status} Following it.")
         return follow(plan, job)
+    plan = with_commits(plan, host)  # nodes often have no network
     rundir.make(plan.run_dir)
     file = plan.run_dir / SCRIPT
     run_record = record.begin(plan, host, None)

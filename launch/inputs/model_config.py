@@ -40,11 +40,11 @@ NAMES = {
 SHAPE = tuple(key for key in NAMES if key != "max_positions")  # on which memory and speed depend
 PROBLEMS = {  # error of huggingface_hub -> message and remedy
     "GatedRepoError": "access is restricted. Accept its license on the Hub, and set HF_TOKEN",
-    "RepositoryNotFoundError": "no such model. A private one needs HF_TOKEN",
-    "RevisionNotFoundError": "it has no such revision. Use: model.revision=<a commit>",
-    "EntryNotFoundError": "it has no config.json, so it is not a model of transformers",
-    "RemoteEntryNotFoundError": "it has no config.json, so it is not a model of transformers",
-    "HFValidationError": "not a name of the Hub. Use: model.hub_id=<owner/name>",
+    "RepositoryNotFoundError": "no such repository. A private one needs HF_TOKEN",
+    "RevisionNotFoundError": "it has no such revision. Use: a commit",
+    "EntryNotFoundError": "it has no {name}",
+    "RemoteEntryNotFoundError": "it has no {name}",
+    "HFValidationError": "not a name of the Hub. Use: <owner/name>",
 }
 # transformers' values of keys that the config.json of google/gemma-3-4b-it leaves out
 DEFAULTS: dict[str, dict[str, Any]] = {
@@ -98,22 +98,38 @@ def of_directory(path: str) -> Found | None:
     return _found(f"{folder}/config.json", content, folder)
 
 
-@functools.cache  # a sweep or a pipeline composes many times
 def of_hub(hub_id: str, revision: str | None, is_offline: bool) -> Found | str:
-    """Return the shape of a Hub model and its commit, or why they cannot be read.
+    """Return the shape of a Hub model and its commit, or why they cannot be read."""
+    file = hub_file(hub_id, "config.json", revision, is_offline)
+    if isinstance(file, str):
+        return file
+    content = read_json(file)
+    if content is None or not isinstance(content.get("model_type"), str):
+        return f"{file} has no model_type"
+    return _found(f"config.json of {hub_id}", content, commit=file.parent.name)
 
-    A commit in the cache needs no network. Otherwise only config.json is downloaded. Without a
+
+@functools.cache  # a sweep or a pipeline reads it many times, and all its runs get the same commit
+def hub_file(
+    hub_id: str, name: str, revision: str | None, is_offline: bool, repo_type: str = "model"
+) -> Path | str:
+    """Return a file of a Hub repository, in a folder named after its commit, or why it is missing.
+
+    A commit in the cache needs no network. Otherwise only this file is downloaded. Without a
     network, a branch is the commit that was downloaded last.
     """
     # The import takes half a second, and few plans need it.
     from httpx import HTTPError
     from huggingface_hub import get_hf_file_metadata, hf_hub_download, hf_hub_url
 
-    name, problem = "config.json", "HF_HUB_OFFLINE is set, and the cache has no config.json of it"
+    problem = f"HF_HUB_OFFLINE is set, and the cache has no {name} of it"
+    download = functools.partial(
+        hf_hub_download, hub_id, name, revision=revision, repo_type=repo_type
+    )
 
     def cached() -> str | None:
         try:
-            return hf_hub_download(hub_id, name, revision=revision, local_files_only=True)
+            return download(local_files_only=True)
         except (OSError, ValueError):
             return None
 
@@ -121,17 +137,13 @@ def of_hub(hub_id: str, revision: str | None, is_offline: bool) -> Found | str:
     if file is None and not is_offline:
         try:
             # Without a network, this fails immediately. The download would retry five times.
-            get_hf_file_metadata(hf_hub_url(hub_id, name, revision=revision))
-            file = hf_hub_download(hub_id, name, revision=revision)  # remembers a branch's commit
+            get_hf_file_metadata(hf_hub_url(hub_id, name, revision=revision, repo_type=repo_type))
+            file = download()  # remembers a branch's commit
         except (OSError, ValueError, HTTPError) as error:
             file, text = cached(), " ".join(str(error).split())[:LONGEST]
-            problem = PROBLEMS.get(type(error).__name__, f"the Hub cannot be reached ({text})")
-    if file is None:
-        return problem
-    content = read_json(Path(file))
-    if content is None or not isinstance(content.get("model_type"), str):
-        return f"{file} has no model_type"
-    return _found(f"config.json of {hub_id}", content, commit=Path(file).parent.name)
+            reached = f"the Hub cannot be reached ({text})"
+            problem = PROBLEMS.get(type(error).__name__, reached).replace("{name}", name)
+    return Path(file) if file else problem
 
 
 def _found(

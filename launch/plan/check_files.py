@@ -144,12 +144,14 @@ def _check_rewards(config: Config) -> None:
         module, dot, function = name.rpartition(".")
         if not dot:
             continue
-        source, key = source_of(module), f"method.rewards.{name}"
+        source, key = source_of(module, config), f"method.rewards.{name}"
         if source is None:
+            in_container = config.runtime.on_node != "local"
+            shell = "; containers do not have the shell's PYTHONPATH" * in_container
             raise UserError(
-                f"{key}: no module {module!r} in {os.getcwd()} or among the installed packages. "
-                f"Use: PYTHONPATH=<directory that contains {module.partition('.')[0]}> in front of "
-                "the command."
+                f"{key}: no module {module!r} in {os.getcwd()}, user_env.PYTHONPATH or the "
+                f"installed packages{shell}. Use: user_env.PYTHONPATH=<directory that contains "
+                f"{module.partition('.')[0]}>."
             )
         try:
             text = source.read_text(encoding="utf-8")

@@ -246,7 +246,7 @@ def _check_fields(config: Config, place: str, row: Row) -> None:
 def _reward_columns(config: Config) -> set[str]:
     """Return the columns that the rewards read."""
     columns, rewards = trainer_args.lock()["rewards"], config.method.rewards
-    own = (column for name in rewards for column in columns_of(name))
+    own = (column for name in rewards for column in columns_of(name, config))
     return {*own, *filter(None, map(columns.get, rewards))}
 
 
@@ -256,7 +256,7 @@ def _check_rewards(config: Config, key: str, present: set[str] | None) -> None:
         return
     for name in config.method.rewards:
         columns = present - {"prompt"}  # which rewards get as `prompts`
-        missing = [column for column in columns_of(name) if column not in columns]
+        missing = [column for column in columns_of(name, config) if column not in columns]
         if missing:
             names = [f for f, column in config.data.columns.items() if column == missing[0]]
             renamed = f" Remove data.columns.{names[0]}, which renames it." if names else ""

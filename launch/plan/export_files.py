@@ -64,9 +64,12 @@ def _check_evaluation(config: Config, run: Path) -> None:
     evaluated = _identity(model.get("path"), model.get("hub_id"), model.get("revision"))
     exported = _identity(path, config.model.hub_id, config.model.revision)
     if evaluated != exported:
+        remedy = f"an evaluation of {exported}"
+        if not path and model.get("hub_id") == config.model.hub_id:
+            remedy = f"model.revision={model.get('revision')}"
         raise UserError(
             f"method.args.results_from={run}: this run evaluated {evaluated}, but the export is of "
-            f"{exported}. Use: an evaluation of {exported}."
+            f"{exported}. Use: {remedy}."
         )
 
 
@@ -74,7 +77,7 @@ def _identity(path: str | None, hub_id: str | None, revision: str | None) -> str
     """Return text that is equal for equal models: the real path, or the Hub id and revision."""
     if path:
         return str(Path(path).resolve())
-    return f"{hub_id} at {revision}" if hub_id else "random weights"
+    return f"{hub_id} at {revision or 'its newest commit'}" if hub_id else "random weights"
 
 
 def check_not_a_run(path: Path) -> None:

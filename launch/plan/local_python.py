@@ -26,10 +26,15 @@ def problems(config: Config, host: Host) -> Iterator[str]:
             f"runtime=local: {sys.executable} has {torch}, and hardware={config.hardware.name} "
             f"needs one built for {build}. Use: {remedy}."
         )
-    in_method = starts_vllm(config, config.method.kind)
-    if (in_method or generates_with_vllm(config)) and not found.vllm:
+    if needs_vllm(config) and not found.vllm:
+        in_method = starts_vllm(config, config.method.kind)
         key = f"method={config.method.name}" if in_method else f"topology={config.topology.name}"
         other = "another method" if in_method else "topology=single or ddp"
         if config.method.args.get("engine") == "vllm":
             key, other = "method.args.engine=vllm", "method.args.engine=transformers"
         yield (f"{key}: {sys.executable} has no vLLM. Use: {this_python.VLLM_REMEDY}, or {other}.")
+
+
+def needs_vllm(config: Config) -> bool:
+    """Return whether a server or a rank of the run imports vLLM, as trainers under colocate do."""
+    return starts_vllm(config, config.method.kind) or generates_with_vllm(config)

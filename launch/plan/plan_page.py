@@ -160,7 +160,7 @@ def _composition(plan: Plan) -> Facts:
         files = files or data.path or data.heldout_path or data.hub_id or ""
         text = f"{data.kind} {next_steps.short_path(files)}"
         if data.kind in ("jsonl", "hub", "mix"):
-            text += _row_counts(config)
+            text += _revision(data.revision) * (data.kind == "hub") + _row_counts(config)
         if data.kind in ("reasoning", "code"):
             tasks = _tasks(data)
             text = f"{data.num_train} generated problems of {tasks}; {data.num_heldout} held out"
@@ -245,7 +245,7 @@ def _model(config: Config) -> str:
     size = f"{_count(model.num_parameters)} parameters"
     if model.num_experts:
         size += f" ({_count(shapes.active_parameters(model))} per token)"
-    source = f"{model.hub_id}@{(model.revision or 'main')[:12]}"
+    source = f"{model.hub_id}{_revision(model.revision)}"
     if model.path:
         source = next_steps.short_path(model.path)
     elif model.init == Init.random:
@@ -253,6 +253,10 @@ def _model(config: Config) -> str:
     state = {None: "", False: "off", True: "on"}[thinking.of(config)]
     thinks = f", thinking {state} ({thinking.SWITCH})" if state else ""
     return f"{model.name}, {size}, from {source}{thinks}"
+
+
+def _revision(revision: str | None) -> str:
+    return f"@{revision[:12]}" if revision else " (revision: the newest, which the run records)"
 
 
 def _count(number: float) -> str:

@@ -12,7 +12,7 @@ from launch.core.errors import UserError
 from launch.core.json_files import plain, read_json
 from launch.estimate import batch_counts, margin, memory, speed
 from launch.estimate.rank_state import num_checkpoints, run_bytes
-from launch.inputs import sample_files
+from launch.inputs import model_config, sample_files
 from launch.machine import placement
 from launch.machine.detect import Host
 from launch.machine.gpu import GIB
@@ -25,6 +25,7 @@ from launch.plan import (
     inherited,
     local_copies,
     local_python,
+    predictions,
     process_env,
     process_groups,
     rundir,
@@ -35,7 +36,7 @@ from launch.plan import (
 from launch.plan.views import image_json
 from launch.rules import check
 from launch.rules.warnings import rule_warnings
-from launch.schema import Config, trainer_args
+from launch.schema import Choice, Config, trainer_args
 from launch.schema.enums import SpeedMode, Vendor
 from launch.schema.plan import Memory, Plan
 
@@ -92,6 +93,40 @@ def with_choices(config: Config, host: Host, run_dir: Path) -> Config:
         return choose.apply(config, choices)
     reusable = [choice for choice in choices if choice.key not in choose.BATCH_KEYS]
     return choose.choose(choose.apply(config, reusable), host)
+
+
+def with_commits(plan: Plan, host: Host) -> Plan:
+    """Return the plan of a run that starts, with the commit of each Hub repository that it reads.
+
+    If no revision is set, it is the newest commit. It is recorded as a choice, so a resumed run
+    keeps it. Raises UserError if the Hub and its cache do not have it.
+    """
+    config = plan.config
+    repositories = {}
+    if predictions.download_gb(config):
+        repositories["model"] = (config.model.hub_id, "config.json", "model")
+    if config.data.kind == "hub" and config.method.reads("data"):
+        repositories["data"] = (config.data.hub_id, "README.md", "dataset")
+    is_offline = follow_files.is_offline(config.user_env)
+    for group, (hub_id, name, kind) in repositories.items():
+        if getattr(config, group).revision:
+            continue
+        file = model_config.hub_file(str(hub_id), name, None, is_offline, kind)
+        if isinstance(file, str):
+            raise UserError(
+                f"{group}.hub_id={hub_id}: its newest commit is unknown: {file}. Or use: "
+                f"{group}.revision=<a commit>."
+            )
+        choice = Choice(f"{group}.revision", file.parent.name, "the newest when the run started")
+        config = choose.with_value(config, choice.key, choice.value)
+        config = dataclasses.replace(config, chosen=[*config.chosen, choice])
+    if config is plan.config:
+        return plan
+    # The command of vLLM's server has the revision.
+    pinned = make_plan(config, host, plan.run_dir, request=Request(plan.overrides))
+    return dataclasses.replace(
+        plan, config=config, processes=pinned.processes, containers=pinned.containers
+    )
 
 
 def make_plan(

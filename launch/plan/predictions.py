@@ -47,10 +47,9 @@ def facts(plan: Plan) -> Facts:
     if config.followed:
         reason = config.followed[0].reason
         facts.append(("chosen", f"{_overrides(config.followed)} ({reason})"))
-    if config.chosen and config.speed == SpeedMode.auto:
-        facts.append(
-            ("chosen", f"{_overrides(config.chosen)} (for speed; speed=off chooses nothing)")
-        )
+    for_speed = [choice for choice in config.chosen if not choice.key.endswith(".revision")]
+    if for_speed and config.speed == SpeedMode.auto:
+        facts.append(("chosen", f"{_overrides(for_speed)} (for speed; speed=off chooses nothing)"))
     return facts
 
 

@@ -37,7 +37,7 @@ def source_problems(c: Config) -> Iterator[Refusal]:
         "code": {"tasks": "[{name: lists, level: 0}]", "num_train": "1000"},
         "jsonl": {} if only_heldout else {"path": "<file.jsonl>"},
         "samples": {"path": "<run of method=sample>/scored.jsonl"},
-        "hub": {"hub_id": "<owner/name>", "revision": "<its commit>"},
+        "hub": {"hub_id": "<owner/name>"},
         "mix": {"sources": mixture},
     }.get(data.kind, {})
     missing = [key for key in needed if not getattr(data, key)]

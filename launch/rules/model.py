@@ -91,23 +91,22 @@ def _quantization_problems(c: Config) -> Iterator[Refusal]:
 
 
 def _hub_problems(c: Config) -> Iterator[Refusal]:
-    """Reject a Hub model without a commit, or with another model's commit."""
+    """Reject another model's commit, and a branch for cached answers."""
     model, preset = c.model, file(c.model.name)
     is_preset = preset.get("hub_id") == model.hub_id
-    why = ""
-    if model.revision is None:
-        why = "model.revision is missing"
-    elif preset and not is_preset and model.revision == preset.get("revision"):
-        why = f"model.revision={model.revision[:12]} is a commit of {preset['hub_id']}"
-    if why:
-        remedy = f"model.hub_id={model.hub_id} model.revision=<its commit, 40 hexadecimal digits>"
-        if is_preset:
-            remedy = "leave out model.revision, because the model's file has its commit"
-        yield Refusal("model_hub_id", f"model.hub_id={model.hub_id}: {why}", remedy)
+    if model.revision is None:  # launch/plan/planning.py resolves it
+        return
+    if not is_preset and model.revision == preset.get("revision"):
+        yield Refusal(
+            "model_hub_id",
+            f"model.hub_id={model.hub_id}: model.revision={model.revision[:12]} is a commit of "
+            f"{preset['hub_id']}",
+            f"model.hub_id={model.hub_id} model.revision=<its commit, or null for the newest>",
+        )
         return
     # Cached answers are identified by the revision.
     is_cached = value_or_none(c, "engine") is not None or c.method.has_cycles
-    if is_cached and not COMMIT.fullmatch(model.revision or ""):
+    if is_cached and not COMMIT.fullmatch(model.revision):
         message = (
             f"model.revision={model.revision} may move, but cached answers are identified by it"
         )

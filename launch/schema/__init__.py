@@ -127,7 +127,7 @@ class Model:
     # model_type of transformers; plans are exact for those in launch/schema/shapes.py
     architecture: str = MISSING
     hub_id: Optional[str] = None
-    revision: Optional[str] = None  # commit on the Hub, 40 hexadecimal digits
+    revision: Optional[str] = None  # commit on the Hub; null: the newest, which the run records
     gated: bool = False  # the Hub gives it only to accounts that have accepted its license
     path: Optional[str] = None  # local directory; takes precedence over hub_id
     # a run, in place of path and hub_id: the model that this run started from
@@ -320,7 +320,7 @@ class Step:
 
 @dataclass
 class Choice:
-    """A value that speed=auto chose. `before` is the default that it replaces, or null."""
+    """A value that was chosen for a run. `before` is the default that it replaces, or null."""
 
     key: str = MISSING
     value: Any = None

@@ -353,10 +353,6 @@ def _hub(
 
 
 def hub_rows(data: DictConfig, split: str, streaming: bool = False) -> Iterator[tuple[str, Row]]:
-    if data.revision is None:
-        raise UserError(
-            f"data.revision is missing for data.hub_id={data.hub_id}. Use: data.revision=<commit>."
-        )
     try:
         rows = datasets.load_dataset(
             data.hub_id, data.subset, revision=data.revision, split=split, streaming=streaming

@@ -67,25 +67,23 @@ def is_blank(value: Any) -> bool:
 
 
 def question(row: Row) -> str:
-    """Return a row's question as one string.
+    """Return a row's question as one string: its messages before the first answer.
 
-    Without a prompt, the question is the messages before the first answer, or the common beginning
-    of a preference pair, or else the entire row.
+    So a conversation of several turns has the same question as messages of SFT, as a prompt of GRPO
+    and as a preference pair. A pair without a prompt has its common beginning, and other rows have
+    their entire content.
     """
-    if row.get("prompt"):
-        return "\0".join(message_texts(row["prompt"]))
-    if messages := row.get("messages"):
-        roles = [message["role"] for message in messages]
-        before = messages[: roles.index("assistant")] if "assistant" in roles else messages
-        return "\0".join(message_texts(before or messages))
-    if row.get("chosen") and row.get("rejected"):
+    messages = row.get("prompt") or row.get("messages")
+    if not messages and row.get("chosen") and row.get("rejected"):
         # TRL's extract_prompt would drop the last shared message if one side extends the other.
         pairs = enumerate(zip(row["chosen"], row["rejected"], strict=False))
         shortest = min(len(row["chosen"]), len(row["rejected"]))
-        shared = row["chosen"][: next((n for n, (a, b) in pairs if a != b), shortest)]
-        if shared:
-            return "\0".join(message_texts(shared))
-    return content(row)
+        messages = row["chosen"][: next((n for n, (a, b) in pairs if a != b), shortest)]
+    if not messages:
+        return content(row)
+    roles = [] if isinstance(messages, str) else [message["role"] for message in messages]
+    before = messages[: roles.index("assistant")] if "assistant" in roles else messages
+    return "\0".join(message_texts(before or messages))
 
 
 def normalize(text: str) -> str:

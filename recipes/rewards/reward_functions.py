@@ -155,6 +155,6 @@ def import_reward(path: str) -> Reward:
         return getattr(importlib.import_module(module_name), function_name)
     except (ImportError, AttributeError) as error:
         raise UserError(
-            f"method.rewards.{path}: {error}. Use a function of a module that is on PYTHONPATH "
-            "where the run starts."
+            f"method.rewards.{path}: {error}. Use a function of a module in the directory where "
+            "the run starts, or user_env.PYTHONPATH=<its directory>."
         ) from error

@@ -32,6 +32,7 @@ class Verdict:
 
 
 Judge = Callable[[list[Any], list[Completion], Columns], list[Judgment]]
+LEFT_CHAIN = Judgment(0.0)  # an earlier reward of the chain gave less than 1
 MAX_HANGS = 3  # if an untried function hangs on this many completions, the run fails
 
 
@@ -91,7 +92,7 @@ class Verifier:
     def judge(
         self, prompts: list[Any], completions: list[Completion], columns: Columns
     ) -> list[dict[str, Judgment]]:
-        """Return each completion's judgments by reward, 0 from where it leaves the chain."""
+        """Return each completion's judgments by reward; LEFT_CHAIN where it has left the chain."""
         judged: list[dict[str, Judgment]] = [{} for _ in completions]
         all_rows = passing = list(range(len(completions)))
         for name in (*self.chain, *(name for name in self.judges if name not in self.chain)):
@@ -103,7 +104,7 @@ class Verifier:
                     judged[n][name] = result
             if chained:
                 for results in judged:
-                    results.setdefault(name, Judgment(0.0))
+                    results.setdefault(name, LEFT_CHAIN)
                 passing = [n for n in passing if judged[n][name].score == 1.0]
         return judged
 

@@ -151,7 +151,8 @@ def test_a_preview_shows_what_rewards_give(launch, tmp_path, monkeypatch):
     assert shown.out.count("score -1 is outside 0 to 1") == 2
     chain = "method.reward_chain=[accuracy,mine.signed]"
     shown = launch(*overrides, "method.rewards={mine.signed: 1, accuracy: 1}", chain)
-    assert "reward mine.signed, row 1: 1 for the row's answer, 0 for an empty" in shown.out
+    assert "reward accuracy, row 1: 1 for the row's answer, 0 for an empty" in shown.out
+    assert "reward mine.signed, row 1: 1 for the row's answer, - for an empty" in shown.out
     assert "score -1" not in shown.out
     failed = launch(*overrides, "method.rewards={mine.broken: 1}")
     assert failed.code == 2

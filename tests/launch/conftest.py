@@ -4,16 +4,44 @@ from __future__ import annotations
 
 import copy
 import functools
+import json
 import os
 
 import pytest
+from huggingface_hub import constants
 
 from launch.core import json_files
 from launch.core.errors import EXIT_DONE, EXIT_FAILED
 from launch.execution import record
+from launch.inputs import model_config
 from launch.plan import rundir
 from launch.study import pipeline
 from tests.helpers.slurm_examples import Tools
+
+COMMIT = "c" * 40
+
+
+@pytest.fixture
+def hub(tmp_path, monkeypatch):
+    """Return a function that adds a repository, at its newest commit, to the Hub's offline cache.
+
+    `content` is the config.json of a model.
+    """
+    model_config.hub_file.cache_clear()
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
+
+    def add(hub_id, kind="models", commit=COMMIT, **content):
+        model_config.hub_file.cache_clear()
+        folder = tmp_path / f"{kind}--{hub_id.replace('/', '--')}"
+        (folder / "refs").mkdir(parents=True, exist_ok=True)
+        (folder / "refs/main").write_text(commit)
+        (folder / "snapshots" / commit).mkdir(parents=True)
+        (folder / "snapshots" / commit / "README.md").write_text("")
+        (folder / "snapshots" / commit / "config.json").write_text(json.dumps(content))
+
+    yield add
+    model_config.hub_file.cache_clear()
 
 
 @pytest.fixture

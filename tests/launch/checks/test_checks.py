@@ -15,6 +15,7 @@ from launch.checks import access, check_table, host_settings, kernel_log
 from launch.checks.facts import Space
 from launch.checks.finding import Status
 from launch.machine.container_engine import Engine
+from tests.conftest import composed
 from tests.helpers import sysroots
 from tests.helpers.sysroots import KFD, Machine
 
@@ -446,3 +447,18 @@ def test_an_image_of_unknown_size_needs_more_room(tmp_path, build, image_gb, pas
     probe = dataclasses.replace(facts.probe, image_gb=lambda reference, environ: image_gb)
     finding = host_settings.docker_disk(dataclasses.replace(facts, probe=probe))
     assert (finding.status is Status.passed) == passes
+
+
+@pytest.mark.parametrize(("overrides", "status"), [
+    ("runtime=local method=grpo topology=split", Status.fail),
+    ("runtime=local method=grpo topology=colocate", Status.fail),
+    ("runtime=local method=grpo topology=ddp", Status.warn),
+    ("runtime=docker method=grpo topology=colocate", None),
+])  # fmt: skip
+def test_a_local_run_that_needs_vllm_fails_without_it(tmp_path, overrides, status):
+    machine = MI300X(tmp_path)
+    lacks(machine, vllm=None)
+    run = composed("hardware=mi300x", "model=qwen3_0_6b", *overrides.split())
+    found = check_table.run(dataclasses.replace(machine.facts(), run=run))
+    finding = {check.name: finding for check, finding in found.items()}.get("vllm")
+    assert (finding and finding.status) == status

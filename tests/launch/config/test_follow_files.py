@@ -22,8 +22,8 @@ from launch.plan.planning import make_plan, prepare
 from launch.rules.check import refusals
 from launch.schema import shapes
 from tests.conftest import ROOT, composed, host_with, leave_model, leave_record
+from tests.launch.conftest import COMMIT
 
-COMMIT = "c" * 40
 SMALL = {"num_hidden_layers": 3, "hidden_size": 64, "intermediate_size": 96, "vocab_size": 300}
 SMALL |= {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16}
 EXPERTS = {"num_experts_per_tok": 2}
@@ -45,24 +45,6 @@ def leave_config(folder, **content):
 
 def follow(*overrides):
     return compose(["hardware=cpu", *map(str, overrides)])
-
-
-@pytest.fixture
-def hub(tmp_path, monkeypatch):
-    """Return a function that adds a model to the offline cache of the Hub."""
-    model_config.of_hub.cache_clear()
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path))
-
-    def add(hub_id, **content):
-        folder = tmp_path / f"models--{hub_id.replace('/', '--')}"
-        (folder / "refs").mkdir(parents=True)
-        (folder / "refs/main").write_text(COMMIT)
-        (folder / "snapshots" / COMMIT).mkdir(parents=True)
-        (folder / "snapshots" / COMMIT / "config.json").write_text(json.dumps(content))
-
-    yield add
-    model_config.of_hub.cache_clear()
 
 
 @pytest.mark.parametrize("kind", TYPES)
@@ -131,7 +113,7 @@ def test_a_hub_model_needs_its_name_only(hub):
     assert (config.model.revision, config.model.tied_embeddings) == (COMMIT, True)
     assert refusals(config) == []
     for pinned in ([], [f"model.revision={COMMIT}"]):  # the preset's commit is not this model's
-        assert follow("model=qwen3_8b", "model.hub_id=me/Gemma-3", *pinned).model == config.model
+        assert follow("model=qwen3_32b", "model.hub_id=me/Gemma-3", *pinned).model == config.model
     hub("me/tiny", **tiny())
     same = follow("model=tiny", "model.hub_id=me/tiny", "model.init=pretrained")
     assert (same.model.name, same.model.revision) == ("tiny", COMMIT)
@@ -139,10 +121,10 @@ def test_a_hub_model_needs_its_name_only(hub):
 
 @pytest.mark.parametrize("overrides", [[], ["model=llama3_1_8b"], [f"model.revision={COMMIT}"]])
 def test_the_hub_id_of_a_preset_selects_it(overrides):
-    config = follow("model.hub_id=Qwen/Qwen3-8B", *overrides)
-    assert (config.model.name, config.model.num_layers) == ("qwen3_8b", 36)
+    config = follow("model.hub_id=Qwen/Qwen3-32B", *overrides)
+    assert (config.model.name, config.model.num_layers) == ("qwen3_32b", 64)
     commit = COMMIT if overrides == [f"model.revision={COMMIT}"] else None
-    assert config.model.revision == (commit or model_path.file("qwen3_8b")["revision"])
+    assert config.model.revision == (commit or model_path.file("qwen3_32b")["revision"])
 
 
 class FakeHub(BaseHTTPRequestHandler):
@@ -187,10 +169,10 @@ def test_the_commit_of_a_branch_is_looked_up_online_and_remembered(tmp_path, mon
         if not is_online:
             server.shutdown()
             server.server_close()
-        model_config.of_hub.cache_clear()
+        model_config.hub_file.cache_clear()
         model = follow("model.hub_id=me/mine").model
         assert (model.revision, model.num_layers) == (COMMIT, 3)
-    model_config.of_hub.cache_clear()
+    model_config.hub_file.cache_clear()
 
 
 def test_a_directory_without_a_shape_is_not_planned_as_the_default_model(tmp_path):

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from launch.config.identity import composition_hash
 from launch.core.errors import (
     EXIT_DONE,
     EXIT_FAILED,
@@ -28,6 +29,7 @@ from launch.execution.supervise import Outcome
 from launch.plan.planning import make_plan
 from tests.conftest import composed, host_with
 from tests.helpers.supervised import DONE, executed, plan_of
+from tests.launch.conftest import COMMIT
 
 
 @pytest.mark.usefixtures("hangups")
@@ -116,3 +118,15 @@ def test_nothing_starts_without_space_for_the_record(tmp_path):
     assert not (tmp_path / "record.json").exists()
     assert executed(plan)[0] == EXIT_DONE
     assert not (tmp_path / execute.RESERVED).exists()
+
+
+def test_a_run_records_the_newest_commit_of_its_model(tmp_path, hub):
+    hub("HuggingFaceTB/SmolLM2-135M-Instruct")
+    host = dataclasses.replace(host_with(0), python="true")
+    config = composed("hardware=cpu", "model=smollm2_135m", "tracking=none")
+    plan = make_plan(config, host, tmp_path / "run")
+    execute.execute(plan, host, None)
+    record = json.loads((plan.run_dir / "record.json").read_text())
+    assert record["model"]["revision"] == record["composition"]["model"]["revision"] == COMMIT
+    assert f"revision: {COMMIT}" in (plan.run_dir / "config.yaml").read_text()
+    assert record["composition_hash"] == composition_hash(config)  # resume=auto finds the run

@@ -28,9 +28,11 @@ from launch.machine import placement
 from launch.plan import rundir, sealed
 from launch.plan.planning import prepare
 from launch.plan.process_groups import SERVER
+from launch.plan.resuming import recorded_config
 from launch.rules.check import refusals
 from tests.conftest import composed, host_with
 from tests.helpers.slurm_examples import JOB, TWO, planned
+from tests.launch.conftest import COMMIT
 
 GOLDEN = Path(__file__).parents[3] / "tests/golden/slurm"
 SCRIPTS = {
@@ -213,6 +215,47 @@ def test_submit_writes_the_inputs_of_the_job_and_returns(launch, tools, tmp_path
     assert sealed.problems(record) == []
     # The job runs the submitted composition, and resumes it.
     assert composition_hash(slurm_job.composition(run_dir)) == record["composition_hash"]
+
+
+GRPO = "runtime=slurm hardware=mi300x model=qwen3_4b method=grpo topology=split".split()
+PUBLIC = "runtime=slurm hardware=mi300x model=llama3_1_70b data=numina_math".split()
+
+
+@pytest.mark.parametrize(("words", "group", "repository"), [
+    (GRPO, "model", ("Qwen/Qwen3-4B",)),
+    (PUBLIC, "data", ("AI-MO/NuminaMath-CoT", "datasets")),
+])  # fmt: skip
+def test_a_run_records_the_newest_commit_and_keeps_it(
+    launch, tools, tmp_path, hub, words, group, repository
+):
+    tools.add("squeue", "exit 0")  # the job has left the queue
+    hub(*repository)
+    for commit in (COMMIT, "d" * 40):
+        if commit != COMMIT:
+            hub(*repository, commit=commit)
+        done = launch(*words, "tracking=none")
+        assert done.code == 0, done.err
+        [run_dir] = (tmp_path / "runs").glob("*/[0-9]*")  # the second command resumes the first
+        record = json_files.read_json(run_dir / "record.json")
+        assert record[group]["revision"] == COMMIT
+        for config in (slurm_job.composition(run_dir), recorded_config(record["composition"])):
+            assert getattr(config, group).revision == COMMIT
+        assert all(COMMIT in argv for name, argv in record["argv"].items() if "server" in name)
+    assert launch(*words, f"{group}.revision={'d' * 40}", "tracking=none").code == 0
+    assert len([*(tmp_path / "runs").glob("*/[0-9]*")]) == 2
+
+
+@pytest.mark.parametrize(("words", "group"), [(GRPO, "model"), (PUBLIC, "data")])
+def test_a_plan_needs_no_commit_and_a_run_names_what_it_lacks(
+    launch, tools, tmp_path, hub, words, group
+):
+    plan = launch(*words, "mode=plan")
+    line = next(line for line in plan.out.splitlines() if line.startswith(f"  {group}"))
+    assert "the newest" in line
+    done = launch(*words, "tracking=none")
+    assert (done.code, tools.calls()) == (2, [])
+    assert f"Or use: {group}.revision=" in done.err
+    assert not [*(tmp_path / "runs").glob("*/[0-9]*")]
 
 
 SHELL = {

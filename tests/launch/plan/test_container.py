@@ -438,6 +438,26 @@ def test_inputs_are_mounted_read_only():
     assert spec.environment["PYTHONPATH"] == f"{ROOT}:/home/me/lib:/home/me/work"
 
 
+@pytest.mark.parametrize("runtime", ["local", "docker", "apptainer"])
+def test_a_reward_that_ranks_will_not_find_is_rejected_with_a_remedy(
+    launch, tmp_path, monkeypatch, runtime
+):
+    folder = tmp_path / "elsewhere"
+    folder.mkdir()
+    (folder / "my_reward.py").write_text("def one(completions):\n    return [1.0]\n")
+    words = "hardware=mi300x method=grpo topology=ddp model=qwen3_0_6b mode=plan".split()
+    words += [f"runtime={runtime}", "method.rewards={my_reward.one: 1.0}"]
+    unknown = launch(*words)
+    assert (unknown.code, "no module 'my_reward'" in unknown.err) == (2, True)
+    remedy = unknown.err.rpartition("Use: ")[2].partition("<")[0] + str(folder)
+    done = launch(*words, remedy, "format=json")
+    assert done.code == 0, done.err
+    [process] = json.loads(done.out)["processes"]
+    assert str(folder) in process["env"]["PYTHONPATH"].split(":")
+    monkeypatch.syspath_prepend(folder)  # as PYTHONPATH of the shell does
+    assert launch(*words).code == (0 if runtime == "local" else 2)
+
+
 @pytest.mark.parametrize(
     "path", ["/data.jsonl", "/proc/self/data.jsonl", "/sys/a/b.jsonl", "/opt/recipes/a.jsonl"]
 )

@@ -65,6 +65,16 @@ def error_of(launch):
     return run
 
 
+def test_results_of_a_commit_need_an_export_of_it(error_of, launch, tmp_path):
+    evaluated = {"path": None, "hub_id": "Qwen/Qwen3-4B", "revision": "a" * 40}
+    done = {"status": "done", "accuracy": 1.0, "interval": [0.5, 1.0]}
+    files_of(tmp_path, result=done, record={"composition": {"model": evaluated}})
+    words = ["model=qwen3_4b", f"method.args.results_from={tmp_path}"]
+    message = error_of(*words)
+    remedy = message.rpartition("Use: ")[2].strip().rstrip(".")
+    assert launch("hardware=cpu", "method=export", *words, remedy, "mode=plan").code == 0
+
+
 @pytest.mark.parametrize(("composition", "message"), EVALUATIONS)
 def test_results_of_another_model_are_rejected(error_of, tmp_path, source, composition, message):
     evaluation = tmp_path / "evaluation"

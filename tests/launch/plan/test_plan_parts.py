@@ -238,6 +238,7 @@ NO_VLLM = HAS._replace(vllm=None)
     (NO_VLLM, "method=sft", []),
     (NO_VLLM, "method=grpo topology=ddp", []),
     (NO_VLLM, "method=grpo topology=split", ["topology=split"]),
+    (NO_VLLM, "method=grpo topology=colocate", ["topology=colocate"]),
     (NO_VLLM, "method=evaluate method.args.engine=vllm", ["method.args.engine=vllm"]),
     (NO_VLLM, "method=serve", ["method=serve"]),
     (CPU._replace(vllm=None), "method=grpo topology=split", ["runtime=local", "topology=split"]),

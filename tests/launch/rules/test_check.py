@@ -152,10 +152,10 @@ adapter_layers | AMD model=mixtral_8x7b adapter=lora adapter.target_modules=[up_
 custom_reference | AMD container=custom | container.reference=
 model_source | model.init=pretrained | model.path=
 model_shape | QWEN model.num_layers=12 | init=random
-model_hub_id | QWEN model.hub_id=me/mine model.revision=null | model.revision=<its commit
+model_hub_id | AMD model=qwen3_32b model.hub_id=me/mine | model.revision=<its commit
 data_source | data.num_train=null | data.num_train=1000
 data_source | data=jsonl | data.path=
-data_source | data=hub data.hub_id=a/b | data.revision=<its commit>
+data_source | data=hub | data.hub_id=<owner/name>
 data_source | data=mix 'data.sources=[{weight: 1.0}]' | {path: a.jsonl
 data_source | data=mix
  'data.sources=[{path: a.jsonl, weight: 0.7}, {path: b.jsonl, weight: 0.7}]' | 0.5, 0.5
@@ -455,11 +455,12 @@ def test_refusals_are_shown_together():
     ("model.num_parameters=3990000000", None),  # a rounded published count
     ("model.num_layers=12 model.init=random", None),
     ("model.init=random model.hub_id=null model.revision=null", None),
-    ("model.hub_id=me/tuned", "is a commit of Qwen/Qwen3-4B."),
+    ("model=qwen3_32b model.hub_id=me/tuned", "is a commit of Qwen/Qwen3-32B."),
+    ("model.hub_id=me/tuned", None),  # the newest
     (f"model.hub_id=me/tuned model.revision={'a' * 40}", None),
     (f"model.hub_id=Qwen/Qwen3-8B model.revision={'a' * 40}", None),  # is model=qwen3_8b
     ("model.hub_id=me/tuned model.path=/m", None),  # model.path has precedence
-    ("model.revision=null method=evaluate", "model.revision is missing"),
+    ("model=qwen3_32b model.revision=null method=evaluate", None),
     ("model.name=mine model.num_layers=12", "model=mine"),
     ("model.name=mine model.hub_id=me/mine", None),  # conf/model has no revision to compare
 ])  # fmt: skip

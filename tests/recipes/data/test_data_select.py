@@ -114,6 +114,28 @@ def test_pairs_without_a_prompt_are_split_by_their_common_beginning(tmp_path):
     assert data_select.question({"chosen": "a", "rejected": "b"}) == "chosen\0a\0rejected\0b"
 
 
+def test_conversations_are_split_alike_for_every_method(tmp_path):
+    chats = [
+        [{"role": role, "content": f"{role} {n}"} for role in ("system", "user")]
+        + [{"role": "assistant", "content": f"{n}?"}, {"role": "user", "content": f"again {n}"}]
+        for n in range(40)
+    ]
+    answer, other = ([{"role": "assistant", "content": text}] for text in ("yes", "no"))
+    forms = {
+        "sft": [{"messages": chat + answer} for chat in chats],
+        "grpo": [{"prompt": chat} for chat in chats],
+        "dpo": [{"chosen": chat + answer, "rejected": chat + other} for chat in chats],
+    }
+    heldout = {}
+    for method, conversations in forms.items():
+        path = jsonl(tmp_path / f"{method}.jsonl", conversations)
+        table = load_heldout_table(configured(path=path, heldout_fraction=0.3), method)
+        [first, *_] = (name for name in ("messages", "prompt", "chosen") if name in table.features)
+        heldout[method] = {row[first][1]["content"] for row in table}
+    assert 0 < len(heldout["sft"]) < 40
+    assert heldout["sft"] == heldout["grpo"] == heldout["dpo"]
+
+
 def test_heldout_rows_are_filtered_and_checked(tmp_path):
     path = jsonl(tmp_path / "a.jsonl", rows(9))
     filters = {"levels": [0], "regex": {"prompt": "[0-5]", "completion": "."}}
