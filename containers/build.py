@@ -9,7 +9,6 @@ lock; 75 interrupted (run the command again; downloads are reused).
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import re
@@ -39,7 +38,6 @@ from containers.images import (
     LABEL,
     NONE,
     OCI,
-    REPOSITORY,
     UNKNOWN,
     VERSIONS,
     Image,
@@ -187,11 +185,11 @@ def make(
     if folder and (problem := image.space_problem(folder, shutil.disk_usage(folder).free / 1e9)):
         raise HostError(problem)
     base = engine.find_or_pull(client, reference, say)
-    installed, python = base.id, "python3"
+    installed, python = base, "python3"
     try:
         if image.locks:
             installed, python = install(client, image, base.id, say), "/opt/recipes/bin/python"
-        probed = probe(client, installed, python)
+        probed = probe(client, installed.id, python)
         compare(image, probed)
         say("building the image")
         # The base's digest in a registry, or its local id if it is not from a registry.
@@ -204,13 +202,13 @@ def make(
             f"{OCI}.base.name": reference,
             f"{OCI}.base.digest": digest,
         }
-        stages, dockerfile = {"BASE": base.id, "INSTALLED": installed}, FOLDER / image.dockerfile
+        dockerfile, stages = FOLDER / image.dockerfile, {"BASE": base, "INSTALLED": installed}
         if builder == "buildkit":
-            return with_buildkit(client, image, stages, labels)
+            return with_buildkit(image, stages, labels)
         client.images.build(
             path=str(dockerfile.parent),
             dockerfile=dockerfile.name,
-            buildargs=stages,
+            buildargs={name: stage.id for name, stage in stages.items()},
             labels=labels,
             tag=image.local_reference,
             network_mode="none",
@@ -223,32 +221,23 @@ def make(
         engine.sweep(client)
 
 
-def with_buildkit(
-    client: docker.DockerClient, image: Image, stages: dict[str, str], labels: dict[str, str]
-) -> None:
-    """Build the Dockerfile with the program docker and BuildKit. Raises BuildFailed."""
-    dockerfile = FOLDER / image.dockerfile
+def with_buildkit(image: Image, stages: Mapping[str, Any], labels: Mapping[str, str]) -> None:
+    """Build the Dockerfile with the program docker and BuildKit. Raises BuildError."""
     argv = ["docker", "--host", docker_host.address(os.environ), "build", "--network=none"]
-    argv += ["--no-cache", "--progress=plain"]
-    argv += [f"--tag={image.local_reference}", f"--file={dockerfile}"]
+    dockerfile = FOLDER / image.dockerfile
+    argv += ["--no-cache", "--progress=plain", f"--tag={image.local_reference}"]
     argv += [f"--label={name}={value}" for name, value in labels.items()]
-    names = {key: f"{REPOSITORY}/{key.lower()}:{image.tag}" for key in stages}
-    argv += [f"--build-arg={key}={name}" for key, name in names.items()]
-    try:
-        for key, name in names.items():  # since BuildKit does not know images by id
-            client.images.get(stages[key]).tag(name)
-        env = {**os.environ, "DOCKER_BUILDKIT": "1", "BUILDX_BUILDER": ""}
-        code = subprocess.run([*argv, str(dockerfile.parent)], env=env, check=False).returncode
-    finally:
-        for name in names.values():
-            with contextlib.suppress(docker.errors.ImageNotFound):
-                client.images.remove(name)
-    if code:
-        raise BuildFailed(f"docker build returned {code}. Its output is above.")
+    for key, stage in stages.items():  # by name, since BuildKit does not know images by id
+        names = [*stage.tags, *stage.attrs["RepoDigests"], stage.id]
+        argv.append(f"--build-arg={key}={names[0]}")
+    env = {**os.environ, "DOCKER_BUILDKIT": "1", "BUILDX_BUILDER": ""}
+    argv += [f"--file={dockerfile}", str(dockerfile.parent)]
+    if code := subprocess.run(argv, env=env, check=False).returncode:
+        raise docker.errors.BuildError(f"docker build returned {code}", [])
 
 
-def install(client: docker.DockerClient, image: Image, base: str, say: engine.Show) -> str:
-    """Return an unnamed image of the base with the packages. Raises HostError, BuildFailed."""
+def install(client: docker.DockerClient, image: Image, base: str, say: engine.Show) -> Any:
+    """Return an image of the base with the packages. Raises HostError, BuildFailed."""
     settings = pip_settings.for_container(pip_settings.pip_options(), os.environ)
     folders = pip_settings.local_folders(settings)
     mounts = [Mount(folder, folder, type="bind", read_only=True) for folder in folders]
@@ -270,7 +259,7 @@ def install(client: docker.DockerClient, image: Image, base: str, say: engine.Sh
             reason = output.rpartition("error: ")[2].splitlines()[-15:]
             message = "\n".join([f"The build of {image.name} failed:", *reason])
             raise BuildFailed(message) if code == 4 else HostError(message)
-        return str(container.commit().id)
+        return container.commit(engine.INSTALLED, container.short_id)  # a name for BuildKit
 
 
 def files_for(image: Image, settings: Mapping[str, str]) -> dict[str, str]:

@@ -24,11 +24,12 @@ import requests
 from docker.utils import create_archive
 from docker.utils.json_stream import split_buffer
 
-from containers.images import LABEL
+from containers.images import LABEL, REPOSITORY
 from launch.core import docker_host
 from launch.core.errors import HostError
 
 BUILDER = f"{LABEL}.builder"  # label of what a build removes: its host and process
+INSTALLED = f"{REPOSITORY}/installed"  # name of the images that a build removes
 PULL_REMEDY = (
     "If its registry requires a login, run docker login. Or use a mirror: containers/build.py "
     "base=<reference>. If this machine needs a proxy, correct it in the engine: "
@@ -166,9 +167,8 @@ def sweep(client: docker.DockerClient) -> None:
     for row in filter(is_left, client.api.containers(all=True, filters={"label": BUILDER})):
         with contextlib.suppress(docker.errors.NotFound):
             client.api.remove_container(row["Id"], force=True, v=True)
-    unnamed = client.api.images(filters={"dangling": True, "label": BUILDER})
-    for row in filter(is_left, unnamed):
-        with contextlib.suppress(docker.errors.APIError):  # a user's container has it
+    for row in filter(is_left, client.api.images(INSTALLED, filters={"label": BUILDER})):
+        with contextlib.suppress(docker.errors.APIError):  # a user's container or name has it
             client.api.remove_image(row["Id"])
 
 
