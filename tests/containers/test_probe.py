@@ -52,7 +52,7 @@ def test_version_matches_release(stated, actual, match):
         ({}, {"gfx": ""}, ["gfx: the lock says gfx90a gfx942, the image has none"], []),
         ({}, {"rccl": "2.30.4"}, ["rccl: the lock says 2.27.7, the image has 2.30.4"], []),
         ({}, {"aiter": None}, ["aiter: the lock says 0.1.23, the image has none"], []),
-        ({"gfx": ("cpu",)}, {"gfx": ""}, [], []),
+        ({"gfx": ["cpu"]}, {"gfx": ""}, [], []),
         ({"vllm": "none"}, {}, ["vllm: the lock says none, the image has 0.31.0+rocm723"], []),
         ({"vllm": "none"}, {"vllm": None}, [], []),
         (
