@@ -1,6 +1,14 @@
 """Build an image listed in containers/images.lock.yaml, check its contents, and push it.
 
-    python containers/build.py image=cpu
+    python containers/build.py image=<name> [key=value ...]
+
+  base=<reference>             build on this image (a mirror, your own) instead of the lock's base
+  builder=buildkit             build the image with the program docker and BuildKit, for an engine
+                               without the builder that docker's SDK uses
+  check=true                   compare the local image with the lock; build nothing
+  push=<registry/repository>   push the image, and write its digest into the lock
+  no_cache=true                rebuild an image that is up to date; downloads are reused
+  lock=<file>                  read this file instead of containers/images.lock.yaml
 
 Exit codes: 0 done or already up to date; 2 the command line or the lock file is wrong; 3 this host
 has no docker engine, base image or image to check; 4 the build failed, or the image contradicts the
@@ -9,7 +17,6 @@ lock; 75 interrupted (run the command again; downloads are reused).
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import re
@@ -27,68 +34,28 @@ import launch.core.installed  # noqa: F401
 
 # isort: split
 import docker
-import docker.errors
-import requests
 from docker.types import Mount
 from packaging.specifiers import SpecifierSet
 
-from containers import engine, images, pip_settings
-from containers.images import (
-    FOLDER,
-    INSTALL,
-    LABEL,
-    NONE,
-    OCI,
-    REPOSITORY,
-    UNKNOWN,
-    VERSIONS,
-    Image,
-)
-from containers.install import FULL_DISK
+from containers import engine, images
+from containers.images import FOLDER, INSTALL, LABEL, NONE, OCI, UNKNOWN, VERSIONS, Image
+from containers.install import PackagesError
+from containers.pip_settings import for_container, local_folders, pip_options
 from launch.core import docker_host, errors, json_files, key_values
 from launch.core.errors import HostError, UserError
 
-USAGE = """\
-python containers/build.py image=<name> [key=value ...]
-
-  base=<reference>             build on this image (a mirror, your own) instead of the lock's base
-  builder=buildkit             build the image with the program docker and BuildKit, for an engine
-                               without the builder that docker's SDK uses
-  check=true                   compare the local image with the lock; build nothing
-  push=<registry/repository>   push the image, and write its digest into the lock
-  no_cache=true                rebuild an image that is up to date; downloads are reused
-  lock=<file>                  read this file instead of containers/images.lock.yaml
-
-Images in containers/images.lock.yaml and their bases:"""
-PREFIX = re.compile(r"[\w.-]+(:\d+)?(/[a-z0-9]+((\.|_|__|-+)[a-z0-9]+)*)*", re.ASCII)
+FULL_DISK = re.compile(r"no space left on device|disk quota exceeded", re.IGNORECASE)
+BOOLEANS = ("true", "false")
+CHOICES = {"builder": ("sdk", "buildkit"), "check": BOOLEANS, "no_cache": BOOLEANS}
 INSIDE = "opt/recipes-build"  # of the installing container; install.py removes it
 PIP_CACHE = "/opt/recipes-cache"  # a volume, which keeps the files that pip has downloaded
 
 
-class BuildFailed(Exception):
-    """A lock, its hashes or an image is inconsistent. Exit code 4."""
-
-    exit_code = 4
-
-
-def parse(arguments: list[str]) -> tuple[Image, dict[str, Any]]:
+def parse(arguments: list[str]) -> tuple[Image, dict[str, str]]:
     """Return the image and the options, with the full reference of its base. Raises UserError."""
     defaults = {"image": "", "base": "", "push": "", "lock": str(images.LOCK)}
     defaults |= {"check": "false", "no_cache": "false", "builder": "sdk"}
-    options: dict[str, Any] = key_values.read(arguments, defaults, "image=cpu")
-    if options["builder"] not in ("sdk", "buildkit"):
-        raise UserError(f"builder={options['builder']}: use builder=sdk or builder=buildkit.")
-    for key in ("check", "no_cache"):
-        if options[key] not in ("true", "false"):
-            raise UserError(f"{key}={options[key]}: use {key}=true or {key}=false.")
-        options[key] = options[key] == "true"
-    if options["check"] and (options["push"] or options["no_cache"]):
-        raise UserError("check=true builds and pushes nothing. Remove push= and no_cache=.")
-    if options["push"] and not PREFIX.fullmatch(options["push"]):  # a build may take an hour
-        raise UserError(
-            f"push={options['push']}: not a registry, or a registry and a repository in lower "
-            "case. Use for example: push=ghcr.io/owner/rocm-recipes"
-        )
+    options = key_values.read(arguments, defaults, "image=cpu", CHOICES)
     known, name = images.load(Path(options["lock"])), options["image"]
     if name not in known:
         raise UserError(f"image={name}: use {', '.join(known)}.{errors.near(name, known)}")
@@ -101,10 +68,8 @@ def base_of(image: Image, other: str) -> str:
     if not image.verified:
         return other or image.base
     if digest not in ("", image.digest):
-        raise UserError(
-            f"base={other}: containers/images.lock.yaml pins the base of {image.name} to "
-            f"{image.digest}. Use a mirror that has this digest, or another image of the lock."
-        )
+        problem = f"base={other}: the lock pins the base of {image.name} to {image.digest}."
+        raise UserError(f"{problem} Use a mirror that has this digest, or another image.")
     return f"{name}@{image.digest}"
 
 
@@ -112,12 +77,11 @@ def base_of(image: Image, other: str) -> str:
 
 
 def probe(client: docker.DockerClient, image: str, python: str = "python") -> dict[str, Any]:
-    """Return the versions and GPU targets that probe.py prints in an image. Raises BuildFailed."""
+    """Return the versions and GPU targets in an image. Raises PackagesError."""
     argv = [python, "-B", "-c", (FOLDER / "probe.py").read_text(encoding="utf-8")]
     with engine.ran(client, image, argv) as (code, lines, _):
-        if code or not lines:
-            problem = f"{python} probe.py returned {code} in the image:"
-            raise BuildFailed("\n".join([problem, *lines]))
+        if code:
+            raise PackagesError("\n".join([f"{python} probe.py failed in the image:", *lines]))
     probed = dict(json.loads(lines[-1]))
     print(", ".join(f"{name} {value}" for name, value in probed.items() if value), flush=True)
     return probed
@@ -138,7 +102,7 @@ def matches(field: str, stated: str, actual: str) -> bool:
 
 
 def compare(image: Image, probed: Mapping[str, Any]) -> None:
-    """Print what the lock does not state. Raises BuildFailed if the image contradicts the lock."""
+    """Print what the lock does not state. Raises PackagesError if it contradicts the lock."""
     differences = []
     for field in VERSIONS:
         stated, actual = getattr(image, field), probed.get(field) or NONE
@@ -154,11 +118,9 @@ def compare(image: Image, probed: Mapping[str, Any]) -> None:
     if not {*image.gfx} <= {"cpu", *compiled.split()}:
         differences.append(f"gfx: the lock says {' '.join(image.gfx)}, the image has {compiled}")
     if differences:
-        fields = "\n".join(f"  {line}" for line in differences)
-        raise BuildFailed(
-            f"images.lock.yaml contradicts the image {image.name}:\n{fields}\nCorrect the "
-            "lock, or use a base that matches it."
-        )
+        problem = f"images.lock.yaml contradicts the image {image.name}:"
+        remedy = "Correct the lock, or use a base that matches it."
+        raise PackagesError("\n  ".join([problem, *differences]) + f"\n{remedy}")
 
 
 # ---- The build
@@ -180,18 +142,17 @@ def outdated(client: docker.DockerClient, image: Image, base: str, existing: Any
 def make(
     client: docker.DockerClient, image: Image, reference: str, builder: str, say: engine.Show
 ) -> None:
-    """Pull the base, install and check the packages, and build. Raises HostError, BuildFailed."""
+    """Pull the base, install and check the packages, and build. Raises HostError, PackagesError."""
     engine.sweep(client)  # before the pull, which may need the space
     is_missing = engine.find(client, reference) is None
     folder = docker_host.folder(docker_host.address(os.environ)) if is_missing else None
     if folder and (problem := image.space_problem(folder, shutil.disk_usage(folder).free / 1e9)):
         raise HostError(problem)
     base = engine.find_or_pull(client, reference, say)
-    installed, python = base.id, "python3"
     try:
-        if image.locks:
-            installed, python = install(client, image, base.id, say), "/opt/recipes/bin/python"
-        probed = probe(client, installed, python)
+        installed = install(client, image, base.id, say) if image.locks else base
+        python = "/opt/recipes/bin/python" if image.locks else "python3"
+        probed = probe(client, installed.id, python)
         compare(image, probed)
         say("building the image")
         # The base's digest in a registry, or its local id if it is not from a registry.
@@ -204,13 +165,13 @@ def make(
             f"{OCI}.base.name": reference,
             f"{OCI}.base.digest": digest,
         }
-        stages, dockerfile = {"BASE": base.id, "INSTALLED": installed}, FOLDER / image.dockerfile
+        dockerfile, stages = FOLDER / image.dockerfile, {"BASE": base, "INSTALLED": installed}
         if builder == "buildkit":
-            return with_buildkit(client, image, stages, labels)
+            return with_buildkit(image, stages, labels)
         client.images.build(
             path=str(dockerfile.parent),
             dockerfile=dockerfile.name,
-            buildargs=stages,
+            buildargs={name: stage.id for name, stage in stages.items()},
             labels=labels,
             tag=image.local_reference,
             network_mode="none",
@@ -223,35 +184,25 @@ def make(
         engine.sweep(client)
 
 
-def with_buildkit(
-    client: docker.DockerClient, image: Image, stages: dict[str, str], labels: dict[str, str]
-) -> None:
-    """Build the Dockerfile with the program docker and BuildKit. Raises BuildFailed."""
-    dockerfile = FOLDER / image.dockerfile
+def with_buildkit(image: Image, stages: Mapping[str, Any], labels: Mapping[str, str]) -> None:
+    """Build the Dockerfile with the program docker and BuildKit. Raises BuildError."""
     argv = ["docker", "--host", docker_host.address(os.environ), "build", "--network=none"]
-    argv += ["--no-cache", "--progress=plain"]
-    argv += [f"--tag={image.local_reference}", f"--file={dockerfile}"]
+    dockerfile = FOLDER / image.dockerfile
+    argv += ["--no-cache", "--progress=plain", f"--tag={image.local_reference}"]
     argv += [f"--label={name}={value}" for name, value in labels.items()]
-    names = {key: f"{REPOSITORY}/{key.lower()}:{image.tag}" for key in stages}
-    argv += [f"--build-arg={key}={name}" for key, name in names.items()]
-    try:
-        for key, name in names.items():  # since BuildKit does not know images by id
-            client.images.get(stages[key]).tag(name)
-        env = {**os.environ, "DOCKER_BUILDKIT": "1", "BUILDX_BUILDER": ""}
-        code = subprocess.run([*argv, str(dockerfile.parent)], env=env, check=False).returncode
-    finally:
-        for name in names.values():
-            with contextlib.suppress(docker.errors.ImageNotFound):
-                client.images.remove(name)
-    if code:
-        raise BuildFailed(f"docker build returned {code}. Its output is above.")
+    for key, stage in stages.items():  # by name, since BuildKit does not know images by id
+        names = [*stage.tags, *stage.attrs["RepoDigests"], stage.id]
+        argv.append(f"--build-arg={key}={names[0]}")
+    env = {**os.environ, "DOCKER_BUILDKIT": "1", "BUILDX_BUILDER": ""}
+    argv += [f"--file={dockerfile}", str(dockerfile.parent)]
+    if code := subprocess.run(argv, env=env, check=False).returncode:
+        raise docker.errors.BuildError(f"docker build returned {code}", [])
 
 
-def install(client: docker.DockerClient, image: Image, base: str, say: engine.Show) -> str:
-    """Return an unnamed image of the base with the packages. Raises HostError, BuildFailed."""
-    settings = pip_settings.for_container(pip_settings.pip_options(), os.environ)
-    folders = pip_settings.local_folders(settings)
-    mounts = [Mount(folder, folder, type="bind", read_only=True) for folder in folders]
+def install(client: docker.DockerClient, image: Image, base: str, say: engine.Show) -> Any:
+    """Return an image of the base with the packages. Raises HostError, PackagesError."""
+    settings = for_container(pip_options(), os.environ)
+    mounts = [Mount(path, path, type="bind", read_only=True) for path in local_folders(settings)]
     with engine.ran(
         client,
         base,
@@ -264,13 +215,10 @@ def install(client: docker.DockerClient, image: Image, base: str, say: engine.Sh
         security_opt=["label=disable"],  # SELinux may deny access to mounted folders
     ) as (code, lines, container):
         if code:
-            output = "\n".join(lines)
-            print(output)
-            # install.py's error, or else the last lines
-            reason = output.rpartition("error: ")[2].splitlines()[-15:]
-            message = "\n".join([f"The build of {image.name} failed:", *reason])
-            raise BuildFailed(message) if code == 4 else HostError(message)
-        return str(container.commit().id)
+            # install.py's error is in the last lines.
+            message = "\n".join([f"The build of {image.name} failed:", *lines])
+            raise PackagesError(message, 4 if code == 4 else 3)
+        return container.commit(engine.INSTALLED, container.short_id)  # a name for BuildKit
 
 
 def files_for(image: Image, settings: Mapping[str, str]) -> dict[str, str]:
@@ -289,19 +237,11 @@ def files_for(image: Image, settings: Mapping[str, str]) -> dict[str, str]:
 
 
 def push(client: docker.DockerClient, image: Image, registry: str, say: engine.Show) -> str:
-    """Push the image, and return its reference with the digest. Raises HostError."""
+    """Push the image, and return its reference with the digest. Raises HostError, APIError."""
     repository = f"{registry}/{image.name}"
-    try:
-        client.api.tag(image.local_reference, repository, image.tag)
-        stream = client.api.push(repository, image.tag, stream=True, decode=True)
-        digest = engine.follow(stream, say)
-    except docker.errors.APIError as error:
-        raise HostError(
-            f"{repository}:{image.tag} cannot be pushed: {engine.explain(error)}\n"
-            "If the registry requires a login, run docker login <registry>. If it has no TLS, "
-            "add it to insecure-registries in the engine's configuration."
-        ) from error
-    if not digest:  # without it, the lock would become invalid
+    client.api.tag(image.local_reference, repository, image.tag)
+    stream = client.api.push(repository, image.tag, stream=True, decode=True)
+    if not (digest := engine.follow(stream, say)):  # without it, the lock would become invalid
         raise HostError(f"{repository}:{image.tag} is pushed, but the engine states no digest.")
     return f"{repository}:{image.tag}@{digest}"
 
@@ -313,27 +253,21 @@ def write_pushed(lock: Path, name: str, reference: str) -> None:
     json_files.write_text(lock, re.sub(field, rf"\g<1>{reference}", text, count=1))
 
 
-def run(image: Image, options: Mapping[str, Any], say: engine.Show) -> None:
+def run(image: Image, options: Mapping[str, str], say: engine.Show) -> None:
     client, name = engine.connect(), image.local_reference
     existing: Any = engine.find(client, name)
     reason = outdated(client, image, options["base"], existing)
-    if options["check"]:
+    reason = reason or "no_cache=true" * (options["no_cache"] == "true")
+    if options["check"] == "true":
         if reason:
-            base = f" base={options['base']}" * (options["base"] != image.base_reference)
-            command = f"python containers/build.py image={image.name}{base}"
-            raise HostError(f"check=true: {name}: {reason}. To build it: {command}")
+            raise HostError(f"{name}: {reason}. To build it, remove check=true.")
         compare(image, probe(client, existing.id))
         print(f"{name} matches the lock")
-    elif reason or options["no_cache"]:
-        if options["builder"] == "buildkit" and not shutil.which("docker"):
-            raise HostError(
-                "builder=buildkit: no program docker. Debian: apt-get install docker.io"
-            )
-        print(f"Building {name} on {options['base']}: {reason or 'no_cache=true'}", flush=True)
+    elif reason:
+        print(f"Building {name} on {options['base']}: {reason}", flush=True)
         make(client, image, options["base"], options["builder"], say)
-        replaced = existing and client.images.get(existing.id)  # may have lost its name
-        if replaced and not replaced.tags and not engine.digests(replaced):
-            replaced.remove()
+        # The image that it replaces has lost its name.
+        client.images.prune({"dangling": True, "label": f"{LABEL}.image={image.name}"})
         print(f"{name} is built")
     else:
         compare(image, json.loads(existing.labels[f"{LABEL}.probe"]))
@@ -347,7 +281,7 @@ def run(image: Image, options: Mapping[str, Any], say: engine.Show) -> None:
 def main(arguments: list[str]) -> int:
     try:
         if not arguments or {"--help", "-h", "help"} & set(arguments):
-            print(USAGE)
+            print(f"{__doc__}\nImages in containers/images.lock.yaml and their bases:")
             for name, image in images.load().items():
                 print(f"  {name:<16} {image.base}{'' if image.verified else ' (unverified)'}")
         else:
@@ -357,18 +291,15 @@ def main(arguments: list[str]) -> int:
         return errors.EXIT_DONE
     except KeyboardInterrupt:
         message, code = "\ninterrupted; run the same command again", errors.EXIT_INTERRUPTED
-    except (UserError, HostError, BuildFailed) as error:
+    except (UserError, HostError, PackagesError) as error:
         message, code = str(error), error.exit_code
     except docker.errors.BuildError as error:
         print("".join(event.get("stream", "") for event in error.build_log))
         message, code = f"The Dockerfile failed: {error}", errors.EXIT_FAILED
-    except (docker.errors.DockerException, requests.RequestException) as error:
-        message, code = f"The docker engine failed: {engine.explain(error)}", errors.EXIT_HOST
-    except OSError as error:  # the lock file cannot be written
-        message, code = errors.os_error_text(error, "This machine"), errors.EXIT_HOST
+    except (docker.errors.DockerException, OSError) as error:  # OSError: also of the lock file
+        message, code = f"The build failed: {engine.explain(error)}", errors.EXIT_HOST
     if FULL_DISK.search(message):
-        message += "\nDocker's disk is full. Free space on it, for example: docker image prune"
-        code = errors.EXIT_HOST
+        message, code = f"{message}\nFree space: {images.SPACE_REMEDY}", errors.EXIT_HOST
     print(message, file=sys.stderr)
     return code
 

@@ -18,21 +18,19 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import docker
-import docker.errors
 import psutil
-import requests
 from docker.utils import create_archive
 from docker.utils.json_stream import split_buffer
 
-from containers.images import LABEL
+from containers.images import LABEL, REPOSITORY
 from launch.core import docker_host
 from launch.core.errors import HostError
 
 BUILDER = f"{LABEL}.builder"  # label of what a build removes: its host and process
+INSTALLED = f"{REPOSITORY}/installed"  # name of the images that a build removes
 PULL_REMEDY = (
-    "If its registry requires a login, run docker login. Or use a mirror: containers/build.py "
-    "base=<reference>. If this machine needs a proxy, correct it in the engine: "
-    "https://docs.docker.com/engine/daemon/proxy. If its disk is full: docker image prune"
+    "Check the engine's login (docker login), disk (docker image prune) and proxy ("
+    "https://docs.docker.com/engine/daemon/proxy), or use base=<a mirror> of containers/build.py"
 )
 QUIET_S = 10.0  # longest silence
 Show = Callable[[str], None]
@@ -48,12 +46,8 @@ def connect() -> docker.DockerClient:
         # for minutes on a slow disk.
         docker.from_env(timeout=10).ping()
         return docker.from_env(timeout=1800)
-    except (docker.errors.DockerException, requests.RequestException) as error:
-        remedy = (
-            "Install or start one (Debian: apt-get install docker.io; systemctl start docker), or "
-            "set DOCKER_HOST (podman: systemctl --user start podman.socket; "
-            "DOCKER_HOST=unix://$XDG_RUNTIME_DIR/podman/podman.sock)."
-        )
+    except (docker.errors.DockerException, OSError) as error:
+        remedy = "Start one (Debian: apt-get install docker.io). For podman: docs/containers.md."
         if "Permission denied" in explain(error):
             remedy = "Join its group (sudo usermod -aG docker $USER), then log in again."
         problem = f"No docker engine answers at {address} ({explain(error)})."
@@ -131,12 +125,11 @@ def ran(
 ) -> Iterator[tuple[int, list[str], Any]]:
     """Run a program with more files; yield its exit code, its output and the ended container.
 
-    Without `options`, the container has no network.
+    The container has no network, unless `options` give it one.
     """
-    options = options or {"network_mode": "none"}
     # Otherwise `docker inspect` would show the client's proxy with its password.
-    builder = f"{socket.gethostname()}/{os.getpid()}"
-    options |= {"labels": {BUILDER: builder}, "use_config_proxy": False}
+    options = {"network_mode": "none", "use_config_proxy": False, **options}
+    options["labels"] = {BUILDER: f"{socket.gethostname()}/{os.getpid()}"}
     # An interruption waits for the thread. sweep() cannot remove what the engine still creates.
     with ThreadPoolExecutor(1) as pool:
         container = pool.submit(
@@ -166,9 +159,8 @@ def sweep(client: docker.DockerClient) -> None:
     for row in filter(is_left, client.api.containers(all=True, filters={"label": BUILDER})):
         with contextlib.suppress(docker.errors.NotFound):
             client.api.remove_container(row["Id"], force=True, v=True)
-    unnamed = client.api.images(filters={"dangling": True, "label": BUILDER})
-    for row in filter(is_left, unnamed):
-        with contextlib.suppress(docker.errors.APIError):  # a user's container has it
+    for row in filter(is_left, client.api.images(INSTALLED, filters={"label": BUILDER})):
+        with contextlib.suppress(docker.errors.APIError):  # a user's container or name has it
             client.api.remove_image(row["Id"])
 
 

@@ -26,7 +26,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from containers import install
-from containers.install import CPU_INDEX, PYCOSAT, InstallError
+from containers.install import CPU_INDEX, PYCOSAT, PackagesError
 from containers.pip_settings import pip_options, uv_settings
 from launch.core.errors import EXIT_DONE, EXIT_INTERRUPTED, HostError, UserError
 
@@ -137,7 +137,7 @@ def installers(python: Path) -> list[tuple[str, ...]]:
 
 
 def install_all(venv: Path, locks: list[Path], kept: Container[str] = ()) -> None:
-    """Install the locks in this order. Raises InstallError."""
+    """Install the locks in this order. Raises PackagesError."""
     python, log = venv_python(venv), venv / LOG
     env = {**uv_settings(pip_options(str(python))), **os.environ}
     for number, lock in enumerate(locks, 1):
@@ -150,7 +150,7 @@ def install_all(venv: Path, locks: list[Path], kept: Container[str] = ()) -> Non
 
 
 def fill(venv: Path, build: str, kept: Container[str]) -> None:
-    """Install everything in a new environment. Raises InstallError."""
+    """Install everything in a new environment. Raises PackagesError."""
     install_all(venv, lock_files(build, kept), kept)
     if build == "image":
         install.join(venv, install.package_folders(venv))
@@ -167,7 +167,7 @@ def fill(venv: Path, build: str, kept: Container[str]) -> None:
         pip = installers(venv_python(venv))[-1]
         status, output = install.run((*pip, "--index-url", ROCM_INDEX, wheel))
         if status:
-            raise install.failure(wheel, output, os.environ)
+            raise install.failure(wheel, output)
 
 
 def venv_python(venv: Path) -> Path:
@@ -265,7 +265,7 @@ def finish(work: Callable[[], bool]) -> int:
         return EXIT_DONE
     except (UserError, HostError) as error:
         message, code = f"error: {error}", error.exit_code
-    except InstallError as error:
+    except PackagesError as error:
         message, code = f"error: {error}\n{REMEDY}", 3
     except KeyboardInterrupt:
         message = "\ninterrupted; run the same command again (downloads are reused)"

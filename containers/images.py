@@ -29,10 +29,7 @@ INSTALL = "install.py"  # installs the locks of every image
 UNPACKED = 5.0
 CPU_GB = 5.0  # our choice: the image cpu has 1.6 GB, and its packages are installed in a copy
 UNKNOWN_GB = 100.0  # our choice, for another base whose size is not published
-SPACE_REMEDY = (
-    'docker system df, then docker image prune; or set "data-root" in /etc/docker/daemon.json to a '
-    "folder on another disk"
-)
+SPACE_REMEDY = 'docker system df; docker image prune; "data-root" in /etc/docker/daemon.json'
 
 
 @dataclass(frozen=True)
@@ -54,10 +51,10 @@ class Image:
     aiter: str
     flash_attn: str
     trl: str
-    gfx: tuple[str, ...]  # supported GPU targets; `cpu` for an image without GPU support
+    gfx: list[str]  # supported GPU targets; `cpu` for an image without GPU support
     source: str  # where digest and versions are published
     dockerfile: str  # relative to containers/
-    locks: tuple[str, ...]  # hashed requirements in order of installation, relative to containers/
+    locks: list[str]  # hashed requirements in order of installation, relative to containers/
     pushed: str  # repository:tag@sha256:... written by `push=`, or `unbuilt`
     # tool of containers/tools.py -> present or unknown; an image has no other tool
     tools: dict[str, str] = field(default_factory=dict)
@@ -78,35 +75,27 @@ class Image:
         """Return the space on the engine's disk that pulling the base and building need."""
         if self.download_gb != UNKNOWN:
             return UNPACKED * float(self.download_gb)
-        return CPU_GB if self.gfx == ("cpu",) else UNKNOWN_GB
+        return CPU_GB if self.gfx == ["cpu"] else UNKNOWN_GB
 
     def space_problem(self, folder: str, free_gb: float) -> str | None:
         """Return why the disk of the engine's folder is too small; None if the image fits."""
         if free_gb >= self.needed_gb:
             return None
-        size = "of unknown size" if self.download_gb == UNKNOWN else f"{self.download_gb} GB packed"
         return (
-            f"image={self.name}: {free_gb:.0f} GB are free for {folder}, but pulling {self.base} "
-            f"({size}) needs {self.needed_gb:.0f} GB. Free space: {SPACE_REMEDY}. If you know that "
-            f"it fits: docker pull {self.base_reference}"
+            f"image={self.name}: {free_gb:.0f} GB are free for {folder}, but {self.base} needs "
+            f"{self.needed_gb:.0f} GB. Free space: {SPACE_REMEDY}. If you know that it fits: "
+            f"docker pull {self.base_reference}"
         )
-
-    @property
-    def inputs(self) -> tuple[str, ...]:
-        """Return the files that the image is built from, relative to containers/."""
-        folder = (FOLDER / self.dockerfile).parent
-        programs = sorted(folder.glob("*.py")) if folder != FOLDER else [FOLDER / INSTALL]
-        names = (str(file.relative_to(FOLDER)) for file in programs)
-        return (self.dockerfile, *names, *self.locks)
 
     @functools.cached_property
     def tag(self) -> str:
-        """Return a hash of the base and all input files."""
-        total = hashlib.sha256(self.base_reference.encode())
-        for name in self.inputs:
-            digest = hashlib.sha256((FOLDER / name).read_bytes()).hexdigest()
-            total.update(f"{name}\0{digest}\n".encode())
-        return total.hexdigest()[:16]
+        """Return a hash of the base and of all files that the image is built from."""
+        dockerfile = FOLDER / self.dockerfile
+        is_alone = dockerfile.parent != FOLDER  # in a folder with the image's own programs
+        programs = sorted(dockerfile.parent.glob("*.py")) if is_alone else [FOLDER / INSTALL]
+        files = [dockerfile, *programs, *(FOLDER / lock for lock in self.locks)]
+        digests = [hashlib.sha256(file.read_bytes()).hexdigest() for file in files]
+        return hashlib.sha256("\n".join([self.base_reference, *digests]).encode()).hexdigest()[:16]
 
     @property
     def local_reference(self) -> str:
@@ -135,12 +124,8 @@ def load(lock: Path = LOCK) -> dict[str, Image]:
 
 def entry(name: str, content: Any, lock: Path = LOCK) -> Image:
     """Return an entry as an Image. Raises UserError for a wrong field."""
-    values: dict[str, Any] = {
-        key: tuple(value) if isinstance(value, list) else value
-        for key, value in dict(content or {}).items()
-    }
     try:
-        image = Image(name, **values)
+        image = Image(name, **(content or {}))
     except TypeError as error:  # a missing or an unknown field
         raise UserError(f"{lock}: images.{name}: {error}") from error
     for each in fields(Image):

@@ -23,6 +23,7 @@ import tempfile
 from collections.abc import Container, Iterable, Mapping
 from pathlib import Path
 from subprocess import PIPE, STDOUT
+from venv import EnvBuilder
 
 HERE = Path(__file__).resolve().parent
 OVERLAY = Path("/opt/recipes")
@@ -38,26 +39,19 @@ BUILT_FOR_AMD = re.compile(r"\+.*(rocm|hip|git)")  # the local part of a version
 PUBLIC = re.compile(r"[\d.]+((a|b|rc|\.?post|\.?dev)\d+)*(\+[a-z\d.]+)?")
 TRITON = {"triton", "triton-rocm", "pytorch-triton-rocm"}  # provide the same module
 PROBLEM = re.compile(r"(\S+) \S+ (?:requires|has requirement) ([\w.-]+)")  # of pip check
-PROXIES = ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "PIP_PROXY")
-# pip names the proxy only in its warnings before a retry; its error is that it finds no version.
-PROXY_FAILED = re.compile(r"ProxyError|proxy authentication required", re.IGNORECASE)
-FULL_DISK = re.compile(r"no space left on device|disk quota exceeded", re.IGNORECASE)
 # A substitute for pycosat, which has no wheel, on machines without a compiler. reasoning-gym always
 # imports pycosat, but only one task uses it. The others run with this substitute.
-PYCOSAT = """def _missing(*args, **kwargs):
+PYCOSAT = """def itersolve(*args, **kwargs):
     raise ImportError("{}")
-
-
-solve = itersolve = _missing
 """
 
 
-class InstallError(Exception):
-    """An error to print, and the exit code."""
+class PackagesError(Exception):
+    """Packages are unavailable (exit code 3), or contradict each other or the lock (4)."""
 
-    def __init__(self, message: str, code: int = 4) -> None:
+    def __init__(self, message: str, exit_code: int = 4) -> None:
         super().__init__(message)
-        self.code = code
+        self.exit_code = exit_code
 
 
 # ---- Packages and locks
@@ -69,11 +63,8 @@ def canonical(name: str) -> str:
 
 def versions(paths: list[str]) -> dict[str, str]:
     """Return the versions of the packages on these paths. As in imports, earlier paths win."""
-    packages: dict[str, str] = {}
-    for dist in importlib.metadata.distributions(path=paths):
-        if dist.metadata["Name"]:
-            packages.setdefault(canonical(dist.metadata["Name"]), dist.version)
-    return packages
+    dists = [*importlib.metadata.distributions(path=paths)]
+    return {canonical(dist.name): dist.version for dist in reversed(dists) if dist.name}
 
 
 def guarded(packages: Mapping[str, str]) -> dict[str, str]:
@@ -121,7 +112,7 @@ def install_lock(
 ) -> bool:
     """Install a lock without the packages in `kept`, with the first installer that succeeds.
 
-    Return False if an optional lock cannot be installed. Raises InstallError for others.
+    Return False if an optional lock cannot be installed. Raises PackagesError for others.
     """
     pins = [(name, text) for name, text in requirements(lock) if name not in kept]
     print(f"{lock.name}: {len(dict(pins))} packages", flush=True)
@@ -137,30 +128,25 @@ def install_lock(
                     return True
     if lock.name.endswith(OPTIONAL):
         return False
-    raise failure(lock.name, output, env)
+    raise failure(lock.name, output)
 
 
-def failure(lock: str, output: str, env: Mapping[str, str]) -> InstallError:
+def failure(lock: str, output: str) -> PackagesError:
     """Return an error with pip's message, or else with the last lines of its output."""
     lines = [line.strip() for line in output.splitlines() if line.strip()]
     start = next((i for i, line in enumerate(lines) if line.startswith("ERROR:")), -3)
     message = "\n".join([f"{lock}: pip failed:", *lines[start:]])
     if "DO NOT MATCH THE HASHES" in output:
-        return InstallError(message)
-    remedy = "Use a network that reaches its index, or PIP_FIND_LINKS=<folder with the file>."
-    if FULL_DISK.search(output):
-        remedy = "The disk is full. Free space on it."
-    elif PROXY_FAILED.search(output):
-        places = [name for name in env if name.upper() in PROXIES]
-        remedy = f"The proxy failed. Correct it: {', '.join([*places, 'pip config list'])}."
-    return InstallError(f"{message}\n{remedy}", 3)
+        return PackagesError(message)
+    remedy = "Check network, HTTPS_PROXY and disk, or use PIP_FIND_LINKS=<folder with the file>."
+    return PackagesError(f"{message}\n{remedy}", 3)
 
 
 # ---- The environment
 
 
 def join(venv: Path, folders: list[str]) -> None:
-    """Add `folders` behind the packages in `venv`, and check all. Raises InstallError.
+    """Add `folders` behind the packages in `venv`, and check all. Raises PackagesError.
 
     This follows pip, because pip could remove the packages in `folders`.
     """
@@ -170,13 +156,13 @@ def join(venv: Path, folders: list[str]) -> None:
     ours, theirs = versions([str(site)]), versions(folders)
     check(venv, ours, theirs)
     # These keep a later `pip install` from replacing torch.
-    keep = {**guarded(theirs), **guarded(ours)}
-    pins = [f"{name}=={version}\n" for name, version in keep.items() if PUBLIC.fullmatch(version)]
-    (venv / "constraints.txt").write_text("".join(sorted(pins)), encoding="utf-8")
+    keep = guarded({**theirs, **ours}).items()
+    pins = [f"{name}=={version}\n" for name, version in keep if PUBLIC.fullmatch(version)]
+    (venv / "constraints.txt").write_text("".join(pins), encoding="utf-8")
 
 
 def check(venv: Path, ours: Mapping[str, str], theirs: Mapping[str, str]) -> None:
-    """Check the packages of `venv`, not those of the base. Raises InstallError."""
+    """Check the packages of `venv`, not those of the base. Raises PackagesError."""
     substitutes = {"pycosat", *(TRITON if TRITON & {**ours, **theirs}.keys() else ())}
     argv = [str(venv / "bin" / "python"), *"-B -m pip --disable-pip-version-check check".split()]
     done = subprocess.run(argv, capture_output=True, text=True, check=False)
@@ -187,7 +173,7 @@ def check(venv: Path, ours: Mapping[str, str], theirs: Mapping[str, str]) -> Non
             problems.append(line)
     if problems or done.returncode > 1 or done.stderr.startswith("Traceback"):
         remedy = "Add the required versions to the locks, or use another base image."
-        raise InstallError("\n".join([*problems, done.stderr.strip(), remedy]))
+        raise PackagesError("\n".join([*problems, done.stderr.strip(), remedy]))
     print(f"{len(ours)} packages on top of the base's {len(theirs)}: they fit together")
 
 
@@ -200,16 +186,13 @@ def make_overlay(locks: list[str]) -> None:
     env |= {"PYTHONHASHSEED": "0", "PIP_DISABLE_PIP_VERSION_CHECK": "1", "PIP_NO_INPUT": "1"}
     env |= {**settings, "PIP_CONFIG_FILE": os.devnull}
     folders, python = package_folders(OVERLAY), str(OVERLAY / "bin" / "python")
-    has_ensurepip = importlib.util.find_spec("ensurepip") is not None  # if not, the base has pip
-    without = [] if has_ensurepip else ["--without-pip"]
-    status, output = run([sys.executable, "-m", "venv", *without, str(OVERLAY)])
-    if status:
-        raise InstallError(f"the base's python3 -m venv failed:\n{output}", 3)
-    program = [python] if has_ensurepip else [sys.executable]
-    target = [] if has_ensurepip else ["--python", python]
-    pip = [*program, "-m", "pip", *target, "install", "--no-compile", "--use-pep517"]
+    # Without ensurepip, the base's pip installs in the environment.
+    has_ensurepip = importlib.util.find_spec("ensurepip") is not None
+    EnvBuilder(symlinks=True, with_pip=has_ensurepip).create(OVERLAY)
+    program, *target = [python] if has_ensurepip else [sys.executable, "--python", python]
+    pip = (program, "-m", "pip", *target, "install", "--no-compile", "--use-pep517")
     for lock in locks:
-        install_lock([tuple(pip)], HERE / lock, guarded(versions(folders)), env)
+        install_lock([pip], HERE / lock, guarded(versions(folders)), env)
     join(OVERLAY, folders)
     missing = "this image has no pycosat, which reasoning-gym's task zebra_puzzles needs"
     (site_of(OVERLAY) / "pycosat.py").write_text(PYCOSAT.format(missing), encoding="utf-8")
@@ -221,6 +204,6 @@ def make_overlay(locks: list[str]) -> None:
 if __name__ == "__main__":
     try:
         make_overlay(sys.argv[1:])
-    except InstallError as error:
+    except PackagesError as error:
         print(f"error: {error}", flush=True)
-        sys.exit(error.code)
+        sys.exit(error.exit_code)

@@ -42,7 +42,7 @@ from launch.config.identity import has_phases
 from launch.config.request import Request
 from launch.core import key_values
 from launch.core.console import run_program
-from launch.core.errors import EXIT_DONE, EXIT_HOST, EXIT_INTERRUPTED, HostError, UserError, near
+from launch.core.errors import EXIT_DONE, EXIT_HOST, EXIT_INTERRUPTED, HostError, UserError
 from launch.machine import detect, masks
 from launch.machine.detect import Host
 from launch.machine.sysfs import is_folder
@@ -74,11 +74,9 @@ def parse(arguments: list[str]) -> Options:
         if (key := argument.partition("=")[0]) not in defaults and key.partition(".")[0] in groups
     )
     own = [argument for argument in arguments if argument not in overrides]
-    options = Options(**key_values.read(own, defaults, "format=json"), overrides=overrides)
-    for key, words in (("format", Format.__members__), ("active", ACTIVE)):
-        value = getattr(options, key)
-        if value not in words:
-            raise UserError(f"{key}={value}: use one of {', '.join(words)}.{near(value, words)}")
+    choices = {"format": Format.__members__, "active": ACTIVE}
+    values = key_values.read(own, defaults, "format=json", choices)
+    options = Options(**values, overrides=overrides)
     if options.active != "false" and Path(options.sysroot) != Path("/"):
         raise UserError(
             f"active={options.active} tests the GPUs of this machine, but "

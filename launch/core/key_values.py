@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from launch.core.errors import UserError, near
@@ -12,10 +12,16 @@ PLAIN = re.compile(r"[A-Za-z_/][\w./:+@%-]*")
 NOT_TEXT = ("true", "false", "null", "nan", "inf")
 
 
-def read(arguments: Sequence[str], defaults: Mapping[str, str], example: str) -> dict[str, str]:
+def read(
+    arguments: Sequence[str],
+    defaults: Mapping[str, str],
+    example: str,
+    choices: Mapping[str, Iterable[str]] = {},
+) -> dict[str, str]:
     """Return `defaults` updated with the arguments' values.
 
-    Raises UserError if a key is unknown or repeated, or if an argument is not key=value.
+    Raises UserError if a key is unknown or repeated, if an argument is not key=value, or if a value
+    is not one of the key's `choices`.
     """
     values: dict[str, str] = {}
     for argument in arguments:
@@ -25,6 +31,9 @@ def read(arguments: Sequence[str], defaults: Mapping[str, str], example: str) ->
                 f"`{argument}`: use key=value, with each key at most once, such as {example}. "
                 f"Keys: {', '.join(defaults)}.{near(key, defaults) if key not in defaults else ''}"
             )
+        words = choices.get(key, [value])
+        if value not in words:
+            raise UserError(f"{key}={value}: use one of {', '.join(words)}.{near(value, words)}")
         values[key] = value
     return {**defaults, **values}
 

@@ -1,7 +1,6 @@
 """Test containers/environment.py."""
 
 import json
-import os
 import re
 import shutil
 import subprocess
@@ -111,20 +110,17 @@ def test_pip_installs_if_uv_fails_or_is_missing(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize(("output", "named"), [
     ("OSError: [Errno 28] No space left on device", "TMPDIR"),
-    ("'ProxyError('Cannot connect to proxy.'", "https_proxy"),
+    ("'ProxyError('Cannot connect to proxy.'", "HTTPS_PROXY"),
     ("ERROR: No matching distribution found", "PIP_FIND_LINKS"),
 ])  # fmt: skip
-def test_remedy_of_a_failed_step(monkeypatch, capsys, output, named):
-    monkeypatch.setenv("https_proxy", "http://me:sentinel@p:1")
-
+def test_remedy_of_a_failed_step(capsys, output, named):
     def fails() -> bool:
-        raise environment.install.failure("a.lock", output, os.environ)
+        raise environment.install.failure("a.lock", output)
 
     assert environment.finish(fails) == 3
     shown = capsys.readouterr().err
     assert named in shown
     assert output in shown
-    assert "sentinel" not in shown
 
 
 @pytest.mark.parametrize(("build", "kept", "torch"), [
@@ -325,7 +321,7 @@ def test_reject_unsupported_add_on(
 def test_retry_after_failed_install(vllm: SimpleNamespace) -> None:
     make(vllm.venv)
     vllm.status = 1
-    with pytest.raises(environment.install.InstallError, match="ERROR: from pip"):
+    with pytest.raises(environment.install.PackagesError, match="ERROR: from pip"):
         environment.add(vllm.venv, "vllm")
     vllm.status = 0
     assert environment.add(vllm.venv, "vllm")

@@ -54,34 +54,22 @@ If you have updated the package versions, please ...
 """
 
 
-# pip 23.2's output through a dead proxy, and with a full disk
-DEAD_PROXY = """WARNING: Retrying (Retry(total=0, connect=None, read=None, redirect=None, \
-status=None)) after connection broken by 'ProxyError('Cannot connect to proxy.', \
-NewConnectionError('<pip._vendor.urllib3.connection.HTTPSConnection object at 0x7f80>: \
-Failed to establish a new connection: \
-[Errno 111] Connection refused'))': /simple/six/
-ERROR: Could not find a version that satisfies the requirement six==1.16.0 (from versions: none)
-ERROR: No matching distribution found for six==1.16.0"""
+# pip 23.2's output with a full disk
 FULL = "ERROR: Could not install packages due to an OSError: [Errno 28] No space left on device\n"
-LOGIN = {"https_proxy": "http://me:sentinel@proxy.example.com:3128", "PATH": "/bin"}
 
 
-@pytest.mark.parametrize(("output", "env", "code", "message", "remedy"), [
-    (MISMATCH, LOGIN, 4, "\nExpected sha256 00\nGot        11", "Got        11"),
-    (DEAD_PROXY + MISMATCH, LOGIN, 4, "\nExpected sha256 00\nGot        11", "Got        11"),
-    ("Looking\nERROR: No match for a==1\n", {}, 3, "ERROR: No match for a==1", "PIP_FIND_LINKS"),
-    ("one\ntwo\nthree\nfour\n", {}, 3, "l: pip failed:\ntwo\nthree\nfour", "PIP_FIND_LINKS"),
-    (DEAD_PROXY, LOGIN, 3, "six==1.16.0", "https_proxy"),
-    (DEAD_PROXY, {"PIP_PROXY": "me:sentinel@p:1"}, 3, "six==1.16.0", "PIP_PROXY"),
-    (DEAD_PROXY, {}, 3, "six==1.16.0", "pip config list"),
-    (FULL, LOGIN, 3, "No space left on device", "disk is full"),
+@pytest.mark.parametrize(("output", "code", "message", "remedy"), [
+    (MISMATCH, 4, "\nExpected sha256 00\nGot        11", "Got        11"),
+    (FULL + MISMATCH, 4, "\nExpected sha256 00\nGot        11", "Got        11"),
+    ("Looking\nERROR: No match for a==1\n", 3, "ERROR: No match for a==1", "PIP_FIND_LINKS"),
+    ("one\ntwo\nthree\nfour\n", 3, "l: pip failed:\ntwo\nthree\nfour", "PIP_FIND_LINKS"),
+    (FULL, 3, "No space left on device", "disk"),
 ])  # fmt: skip
-def test_failure_of_pip(output, env, code, message, remedy):
-    error = install.failure("l", output, env)
-    assert error.code == code
+def test_failure_of_pip(output, code, message, remedy):
+    error = install.failure("l", output)
+    assert error.exit_code == code
     assert message in str(error)
     assert remedy in str(error).splitlines()[-1]
-    assert "sentinel" not in str(error)
 
 
 def test_pip_through_a_proxy_that_rejects_the_login():
@@ -99,7 +87,7 @@ def test_pip_through_a_proxy_that_rejects_the_login():
         argv = [sys.executable, "-m", "pip", "download", "--no-deps", *index, "six==1.16.0"]
         status, output = install.run(argv, {**os.environ, **settings, "NO_PROXY": ""})
         server.shutdown()
-    failure = install.failure("l", output, settings)
+    failure = install.failure("l", output)
     assert status
     assert "HTTPS_PROXY" in str(failure).splitlines()[-1]
     assert "sentinel" not in str(failure)
@@ -159,9 +147,9 @@ def test_the_base_s_packages_are_importable_and_unchanged(base: Path, venv: Path
 ])  # fmt: skip
 def test_packages_that_do_not_fit(base, venv, need, named):
     package(install.site_of(venv), "trl", "1.16.0", need)
-    with pytest.raises(install.InstallError) as error:
+    with pytest.raises(install.PackagesError) as error:
         install.join(venv, [str(base)])
-    assert error.value.code == 4
+    assert error.value.exit_code == 4
     assert named in str(error.value)
     assert "not-there-at-all" not in str(error.value).replace("also-not-there", "")
 
@@ -175,6 +163,6 @@ def test_a_lock_replaces_no_package_of_the_base(venv, tmp_path):
     optional = tmp_path / "compiled.lock"
     optional.write_text(f"pycosat==1 \\\n    {HASH}\n")
     assert not install.install_lock([pip_install], optional, {}, {})
-    with pytest.raises(install.InstallError, match=r"pycosat==1") as error:
+    with pytest.raises(install.PackagesError, match=r"pycosat==1") as error:
         install.install_lock([pip_install], optional.rename(tmp_path / "b.lock"), {}, {})
-    assert error.value.code == 3
+    assert error.value.exit_code == 3

@@ -20,10 +20,10 @@ IMAGE = Image(
     aiter="0.1.23",
     flash_attn="2.8.3",
     trl="1.16.0",
-    gfx=("gfx90a", "gfx942"),
+    gfx=["gfx90a", "gfx942"],
     source="a page",
     dockerfile="Dockerfile",
-    locks=("cpu/tools.lock", "cpu/requirements.lock"),
+    locks=["cpu/tools.lock", "cpu/requirements.lock"],
     pushed="unbuilt",
 )
 OPEN = dataclasses.replace(IMAGE, digest="unverified")

@@ -349,10 +349,10 @@ def tiny(base, tmp_path, remove):
 
 @pytest.fixture
 def nothing_is_left(engine) -> Iterator[None]:
-    """Check that no build of the test leaves a container or an unnamed image."""
-    before = unnamed(engine), build_containers(engine)
+    """Check that no build of the test leaves a container or an image without a name of its own."""
+    before = leftovers(engine), build_containers(engine)
     yield
-    assert unnamed(engine) <= before[0]
+    assert leftovers(engine) <= before[0]
     assert build_containers(engine) <= before[1]
 
 
@@ -362,12 +362,13 @@ def build_containers(engine) -> set[str]:
     return {container["Id"] for container in containers}
 
 
-def unnamed(engine) -> set[str]:
-    """Return the ids of builds' unnamed images that no container uses."""
+def leftovers(engine) -> set[str]:
+    """Return the ids of builds' unnamed or intermediate images that no container uses."""
     used = {container["ImageID"] for container in engine.api.containers(all=True)}
     ours = {f"{LABEL}.image", engines.BUILDER}
-    images = engine.images.list(filters={"dangling": True})
-    return {image.id for image in images if ours & image.labels.keys()} - used
+    dangling = engine.images.list(filters={"dangling": True})
+    unnamed = [image for image in dangling if ours & image.labels.keys()]
+    return {image.id for image in (*unnamed, *engine.images.list(engines.INSTALLED))} - used
 
 
 def inside(engine, image: str, *argv: str, **options) -> str:
