@@ -45,8 +45,8 @@ from launch.core import docker_host, errors, json_files, key_values
 from launch.core.errors import HostError, UserError
 
 FULL_DISK = re.compile(r"no space left on device|disk quota exceeded", re.IGNORECASE)
-BOOLEANS = ("true", "false")
-CHOICES = {"builder": ("sdk", "buildkit"), "check": BOOLEANS, "no_cache": BOOLEANS}
+FLAG = ("true", "false")
+CHOICES = {"builder": ("sdk", "buildkit"), "check": FLAG, "no_cache": FLAG}
 INSIDE = "opt/recipes-build"  # of the installing container; install.py removes it
 PIP_CACHE = "/opt/recipes-cache"  # a volume, which keeps the files that pip has downloaded
 
@@ -214,8 +214,7 @@ def install(client: docker.DockerClient, image: Image, base: str, say: engine.Sh
         network_mode="host",  # because an index or a proxy may be on localhost
         security_opt=["label=disable"],  # SELinux may deny access to mounted folders
     ) as (code, lines, container):
-        if code:
-            # install.py's error is in the last lines.
+        if code:  # install.py's error is in the last lines
             message = "\n".join([f"The build of {image.name} failed:", *lines])
             raise PackagesError(message, 4 if code == 4 else 3)
         return container.commit(engine.INSTALLED, container.short_id)  # a name for BuildKit

@@ -1,7 +1,6 @@
 """Pull images and run containers through the docker engine, and show its progress.
 
-Expected failures raise HostError with a remedy. Others raise docker's exceptions, which build.main
-prints.
+Expected failures raise HostError with a remedy, and others docker's exceptions.
 """
 
 from __future__ import annotations
@@ -128,13 +127,11 @@ def ran(
     The container has no network, unless `options` give it one.
     """
     # Otherwise `docker inspect` would show the client's proxy with its password.
-    options = {"network_mode": "none", "use_config_proxy": False, **options}
+    options = {"network_mode": "none", "use_config_proxy": False, "entrypoint": argv, **options}
     options["labels"] = {BUILDER: f"{socket.gethostname()}/{os.getpid()}"}
     # An interruption waits for the thread. sweep() cannot remove what the engine still creates.
     with ThreadPoolExecutor(1) as pool:
-        container = pool.submit(
-            client.containers.create, image, [], entrypoint=argv, **options
-        ).result()
+        container = pool.submit(client.containers.create, image, [], **options).result()
     try:
         if files:
             container.put_archive("/", create_archive("/", [], extra_files=[*files.items()]))

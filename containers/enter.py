@@ -1,7 +1,6 @@
 """Export mounted secrets as environment variables, then execute the command in this process.
 
-So `docker inspect`, which shows a container's variables, shows no secrets. This program needs only
-the standard library.
+So `docker inspect`, which shows variables, shows no secrets. This program needs only Python.
 
     python3 containers/enter.py python3 -m torch.distributed.run ...
 """

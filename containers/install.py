@@ -39,6 +39,11 @@ BUILT_FOR_AMD = re.compile(r"\+.*(rocm|hip|git)")  # the local part of a version
 PUBLIC = re.compile(r"[\d.]+((a|b|rc|\.?post|\.?dev)\d+)*(\+[a-z\d.]+)?")
 TRITON = {"triton", "triton-rocm", "pytorch-triton-rocm"}  # provide the same module
 PROBLEM = re.compile(r"(\S+) \S+ (?:requires|has requirement) ([\w.-]+)")  # of pip check
+REMEDIES = {  # pip's output -> what to do. pip names a proxy that fails only before it tries again.
+    r"ProxyError|proxy authentication required": "The proxy failed. Correct HTTPS_PROXY or pip's.",
+    r"no space left on device|disk quota exceeded": "The disk is full. Free space on it.",
+    "": "Use a network that reaches the index, or PIP_FIND_LINKS=<folder with the file>.",
+}
 # A substitute for pycosat, which has no wheel, on machines without a compiler. reasoning-gym always
 # imports pycosat, but only one task uses it. The others run with this substitute.
 PYCOSAT = """def itersolve(*args, **kwargs):
@@ -138,7 +143,7 @@ def failure(lock: str, output: str) -> PackagesError:
     message = "\n".join([f"{lock}: pip failed:", *lines[start:]])
     if "DO NOT MATCH THE HASHES" in output:
         return PackagesError(message)
-    remedy = "Check network, HTTPS_PROXY and disk, or use PIP_FIND_LINKS=<folder with the file>."
+    remedy = next(text for words, text in REMEDIES.items() if re.search(words, output, re.I))
     return PackagesError(f"{message}\n{remedy}", 3)
 
 

@@ -54,16 +54,24 @@ If you have updated the package versions, please ...
 """
 
 
-# pip 23.2's output with a full disk
+# pip 23.2's output through a dead proxy, and with a full disk
+DEAD_PROXY = """WARNING: Retrying (Retry(total=0, connect=None, read=None, redirect=None, \
+status=None)) after connection broken by 'ProxyError('Cannot connect to proxy.', \
+NewConnectionError('<pip._vendor.urllib3.connection.HTTPSConnection object at 0x7f80>: \
+Failed to establish a new connection: \
+[Errno 111] Connection refused'))': /simple/six/
+ERROR: Could not find a version that satisfies the requirement six==1.16.0 (from versions: none)
+ERROR: No matching distribution found for six==1.16.0"""
 FULL = "ERROR: Could not install packages due to an OSError: [Errno 28] No space left on device\n"
 
 
 @pytest.mark.parametrize(("output", "code", "message", "remedy"), [
     (MISMATCH, 4, "\nExpected sha256 00\nGot        11", "Got        11"),
-    (FULL + MISMATCH, 4, "\nExpected sha256 00\nGot        11", "Got        11"),
+    (DEAD_PROXY + MISMATCH, 4, "\nExpected sha256 00\nGot        11", "Got        11"),
     ("Looking\nERROR: No match for a==1\n", 3, "ERROR: No match for a==1", "PIP_FIND_LINKS"),
     ("one\ntwo\nthree\nfour\n", 3, "l: pip failed:\ntwo\nthree\nfour", "PIP_FIND_LINKS"),
-    (FULL, 3, "No space left on device", "disk"),
+    (DEAD_PROXY, 3, "six==1.16.0", "proxy failed"),
+    (FULL, 3, "No space left on device", "disk is full"),
 ])  # fmt: skip
 def test_failure_of_pip(output, code, message, remedy):
     error = install.failure("l", output)
