@@ -6,6 +6,7 @@ Hydra composes it, and launch/config/wording.py translates Hydra's errors.
 from __future__ import annotations
 
 import functools
+import os
 import pickle
 import typing
 from collections.abc import Collection, Sequence
@@ -144,6 +145,9 @@ def _make_paths_absolute(config: Config) -> None:
         _make_absolute(config, key)
     for number, source in enumerate(config.data.sources):
         _make_absolute(source, "path", f"data.sources[{number}].")
+    if "PYTHONPATH" in config.user_env:
+        folders = config.user_env["PYTHONPATH"].split(os.pathsep)
+        config.user_env["PYTHONPATH"] = os.pathsep.join(str(Path(f).absolute()) for f in folders)
     if config.model.path:
         config.model.path = str(model_config.directory_of(config.model.path))
     # The arguments of method=raft include its phases' arguments.

@@ -109,14 +109,15 @@ def of_hub(hub_id: str, revision: str | None, is_offline: bool) -> Found | str:
     return _found(f"config.json of {hub_id}", content, commit=file.parent.name)
 
 
-@functools.cache  # a sweep or a pipeline reads it many times, and all its runs get the same commit
+@functools.cache  # a sweep or a pipeline reads it many times
 def hub_file(
     hub_id: str, name: str, revision: str | None, is_offline: bool, repo_type: str = "model"
 ) -> Path | str:
     """Return a file of a Hub repository, in a folder named after its commit, or why it is missing.
 
-    A commit in the cache needs no network. Otherwise only this file is downloaded. Without a
-    network, a branch is the commit that was downloaded last.
+    Without a revision, it is the commit in the cache, or else the newest. So the runs of a sweep or
+    a pipeline get the same one. Only this file is downloaded. Without a network, a branch is the
+    commit that was downloaded last.
     """
     # The import takes half a second, and few plans need it.
     from httpx import HTTPError
@@ -133,7 +134,7 @@ def hub_file(
         except (OSError, ValueError):
             return None
 
-    file = cached() if is_offline or COMMIT.fullmatch(revision or "") else None
+    file = cached() if is_offline or not revision or COMMIT.fullmatch(revision) else None
     if file is None and not is_offline:
         try:
             # Without a network, this fails immediately. The download would retry five times.

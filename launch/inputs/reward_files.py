@@ -24,6 +24,9 @@ def source_of(module: str, config: Config) -> Path | None:
         prefixes = (sys.prefix, sys.base_prefix)
         installed = [f for f in sys.path if any(map(Path(f).is_relative_to, prefixes))]
         installed.append(str(ROOT))
+    elif own:  # replaces the shell's
+        shell = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+        installed = [folder for folder in sys.path if folder not in shell]
     folders = (os.getcwd(), *filter(None, own.split(os.pathsep)), *installed)
     bases = [Path(folder, *module.split(".")) for folder in folders]
     files = (file for base in bases for file in (base.with_suffix(".py"), base / "__init__.py"))

@@ -256,7 +256,7 @@ def _model(config: Config) -> str:
 
 
 def _revision(revision: str | None) -> str:
-    return f"@{revision[:12]}" if revision else " (revision: the newest, which the run records)"
+    return f"@{revision[:12]}" if revision else " (its newest commit, or the cache's)"
 
 
 def _count(number: float) -> str:

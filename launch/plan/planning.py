@@ -98,8 +98,8 @@ def with_choices(config: Config, host: Host, run_dir: Path) -> Config:
 def with_commits(plan: Plan, host: Host) -> Plan:
     """Return the plan of a run that starts, with the commit of each Hub repository that it reads.
 
-    If no revision is set, it is the newest commit. It is recorded as a choice, so a resumed run
-    keeps it. Raises UserError if the Hub and its cache do not have it.
+    If no revision is set, it is the commit in the cache, or else the newest. It is recorded as a
+    choice, so a resumed run keeps it. Raises UserError if neither is available.
     """
     config = plan.config
     repositories = {}
@@ -114,10 +114,14 @@ def with_commits(plan: Plan, host: Host) -> Plan:
         file = model_config.hub_file(str(hub_id), name, None, is_offline, kind)
         if isinstance(file, str):
             raise UserError(
-                f"{group}.hub_id={hub_id}: its newest commit is unknown: {file}. Or use: "
-                f"{group}.revision=<a commit>."
+                f"{group}.hub_id={hub_id}: its commit is unknown: {file}. Or use: "
+                f"{group}.revision=<commit>."
             )
-        choice = Choice(f"{group}.revision", file.parent.name, "the newest when the run started")
+        choice = Choice(
+            f"{group}.revision",
+            file.parent.name,
+            "the cache's, or else the newest when the run started",
+        )
         config = choose.with_value(config, choice.key, choice.value)
         config = dataclasses.replace(config, chosen=[*config.chosen, choice])
     if config is plan.config:

@@ -127,7 +127,7 @@ class Model:
     # model_type of transformers; plans are exact for those in launch/schema/shapes.py
     architecture: str = MISSING
     hub_id: Optional[str] = None
-    revision: Optional[str] = None  # commit on the Hub; null: the newest, which the run records
+    revision: Optional[str] = None  # commit on the Hub; null: the cache's or the newest, recorded
     gated: bool = False  # the Hub gives it only to accounts that have accepted its license
     path: Optional[str] = None  # local directory; takes precedence over hub_id
     # a run, in place of path and hub_id: the model that this run started from

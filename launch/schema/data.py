@@ -129,7 +129,7 @@ class Data:
     path: Optional[str] = None  # jsonl: file to train on
     heldout_path: Optional[str] = None
     hub_id: Optional[str] = None
-    revision: Optional[str] = None  # hub: commit; null: the newest, which the run records
+    revision: Optional[str] = None  # hub: commit; null: the cache's or the newest, recorded
     subset: Optional[str] = None  # hub: name of a configuration, such as `main` of openai/gsm8k
     split: str = "train"
     heldout_split: Optional[str] = None

@@ -67,7 +67,7 @@ def is_blank(value: Any) -> bool:
 
 
 def question(row: Row) -> str:
-    """Return a row's question as one string: its messages before the first answer.
+    """Return a row's question as one string: its messages before the first answer to a user.
 
     So a conversation of several turns has the same question as messages of SFT, as a prompt of GRPO
     and as a preference pair. A pair without a prompt has its common beginning, and other rows have
@@ -82,8 +82,9 @@ def question(row: Row) -> str:
     if not messages:
         return content(row)
     roles = [] if isinstance(messages, str) else [message["role"] for message in messages]
-    before = messages[: roles.index("assistant")] if "assistant" in roles else messages
-    return "\0".join(message_texts(before or messages))
+    first = roles.index("user") if "user" in roles else 0  # an assistant may have greeted the user
+    end = roles.index("assistant", first) if "assistant" in roles[first:] else len(messages)
+    return "\0".join(message_texts(messages[:end] or messages))
 
 
 def normalize(text: str) -> str:

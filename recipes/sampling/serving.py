@@ -38,9 +38,9 @@ REQUEST_TIMEOUT_S, POLL_S = 10.0, 0.5
 # server has ended can still save.
 RETRIES = 3
 REPLICA = "X-data-parallel-rank"  # vLLM's header that selects the replica
-# Factor for the last norm's weights, which changes log-probabilities far more than rounding. A
-# factor above 1 would hardly change a confident policy's log-probabilities, which are near 0.
-# Gemma and Qwen3.5 add 1 to these weights, which begin as 0, so that a factor is not enough.
+# Factor for 1 + the last norm's weights, which changes log-probabilities far more than rounding.
+# Gemma and Qwen3.5 store these weights minus 1. A factor above 1 would hardly change a confident
+# policy's log-probabilities, which are near 0.
 SCALE = 0.25
 # Largest error as a share of the change; rounding in bf16 causes a few hundredths.
 TOLERANCE = 0.25
@@ -159,7 +159,10 @@ def shared_loss() -> Iterator[None]:
 
 
 def pass_engine_args(config: DictConfig) -> None:
-    """Pass topology.server_args to the engine that TRL creates under topology=colocate."""
+    """Pass topology.server_args to the engine that TRL creates under topology=colocate.
+
+    Like a server (launch/plan/process_groups.py), it loads no vision tower.
+    """
     from trl.generation import vllm_generation
 
     if config.topology.name == "colocate":
@@ -291,7 +294,7 @@ def check_weights_arrive(
     norm = _last_norm(trainer)
     with _gathered(norm):
         original = norm.detach().clone()
-        norm.mul_(SCALE).sub_(1 - SCALE)
+        norm.add_(1).mul_(SCALE).sub_(1)
     sync()
     ids, server = _sample(trainer, max_length, replicas)
     changed = _log_probs(trainer, ids, server.shape[1])

@@ -115,9 +115,10 @@ def test_pairs_without_a_prompt_are_split_by_their_common_beginning(tmp_path):
 
 
 def test_conversations_are_split_alike_for_every_method(tmp_path):
+    roles = ("system", "assistant", "user", "assistant", "user")
+    words = ("Add.", "Hello!", "Add {}.", "{}?", "Yes, {}.")
     chats = [
-        [{"role": role, "content": f"{role} {n}"} for role in ("system", "user")]
-        + [{"role": "assistant", "content": f"{n}?"}, {"role": "user", "content": f"again {n}"}]
+        [{"role": role, "content": text.format(n)} for role, text in zip(roles, words, strict=True)]
         for n in range(40)
     ]
     answer, other = ([{"role": "assistant", "content": text}] for text in ("yes", "no"))
@@ -131,7 +132,7 @@ def test_conversations_are_split_alike_for_every_method(tmp_path):
         path = jsonl(tmp_path / f"{method}.jsonl", conversations)
         table = load_heldout_table(configured(path=path, heldout_fraction=0.3), method)
         [first, *_] = (name for name in ("messages", "prompt", "chosen") if name in table.features)
-        heldout[method] = {row[first][1]["content"] for row in table}
+        heldout[method] = {row[first][2]["content"] for row in table}
     assert 0 < len(heldout["sft"]) < 40
     assert heldout["sft"] == heldout["grpo"] == heldout["dpo"]
 
