@@ -45,6 +45,7 @@ from launch.core import docker_host, errors, json_files, key_values
 from launch.core.errors import HostError, UserError
 
 FULL_DISK = re.compile(r"no space left on device|disk quota exceeded", re.IGNORECASE)
+PREFIX = re.compile(r"[\w.-]+(:\d+)?(/[a-z0-9]+((\.|_|__|-+)[a-z0-9]+)*)*", re.ASCII)
 FLAG = ("true", "false")
 CHOICES = {"builder": ("sdk", "buildkit"), "check": FLAG, "no_cache": FLAG}
 INSIDE = "opt/recipes-build"  # of the installing container; install.py removes it
@@ -52,10 +53,16 @@ PIP_CACHE = "/opt/recipes-cache"  # a volume, which keeps the files that pip has
 
 
 def parse(arguments: list[str]) -> tuple[Image, dict[str, str]]:
-    """Return the image and the options, with the full reference of its base. Raises UserError."""
+    """Return the image and the options, with its base. Raises UserError, HostError."""
     defaults = {"image": "", "base": "", "push": "", "lock": str(images.LOCK)}
     defaults |= {"check": "false", "no_cache": "false", "builder": "sdk"}
     options = key_values.read(arguments, defaults, "image=cpu", CHOICES)
+    if options["check"] == options["no_cache"] == "true":
+        raise UserError("check=true builds nothing. Remove no_cache=true.")
+    if options["push"] and not PREFIX.fullmatch(options["push"]):  # before a build of an hour
+        raise UserError(f"push={options['push']}: use a registry and a repository in lower case.")
+    if options["builder"] == "buildkit" and not shutil.which("docker"):
+        raise HostError("builder=buildkit needs the program docker and its plugin buildx.")
     known, name = images.load(Path(options["lock"])), options["image"]
     if name not in known:
         raise UserError(f"image={name}: use {', '.join(known)}.{errors.near(name, known)}")
@@ -296,7 +303,7 @@ def main(arguments: list[str]) -> int:
         print("".join(event.get("stream", "") for event in error.build_log))
         message, code = f"The Dockerfile failed: {error}", errors.EXIT_FAILED
     except (docker.errors.DockerException, OSError) as error:  # OSError: also of the lock file
-        message, code = f"The build failed: {engine.explain(error)}", errors.EXIT_HOST
+        message, code = f"Failed: {engine.explain(error)}", errors.EXIT_HOST
     if FULL_DISK.search(message):
         message, code = f"{message}\nFree space: {images.SPACE_REMEDY}", errors.EXIT_HOST
     print(message, file=sys.stderr)

@@ -44,14 +44,14 @@ def show(
 def show_start(config: Config, plan: Plan, image: dict[str, Any] | None, resumed: bool) -> None:
     """Print the plan, and notes on an image with another base and on a resumed run.
 
-    `image` describes the image that this machine has.
+    `image` describes the image that this machine has. With pyxis, a compute node has it.
     """
     if config.format == Format.text:
         print("\n".join(plan_page.page(plan, verbose=config.verbose)))
         print_warnings(config, plan.warnings)
     planned_base = (image_json(plan.config) or {}).get("base")
     base = ((image or {}).get("base") or {}).get("name")
-    if planned_base and base != planned_base.partition("@")[0]:
+    if base and planned_base and base != planned_base.partition("@")[0]:
         say(config, f"! The image on this machine is based on {base}, not on {planned_base}.")
     if resumed:
         say(config, f"Resuming {short_path(plan.run_dir)}; resume=never starts afresh.")

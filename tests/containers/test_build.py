@@ -27,6 +27,8 @@ from tests.helpers.build_examples import DIGEST, IMAGE, OPEN, OTHER
     (["image=rocn"], "Did you mean rocm"),
     (["check=true"], "image=: use rocm, "),
     (["image=cpu", "check=yes"], "check=yes: use one of true, false."),
+    (["image=cpu", "check=true", "no_cache=true"], "Remove no_cache=true"),
+    (["image=cpu", "push=GHCR.io/Me"], "push=GHCR.io/Me: "),
     (["image=cpu", "builder=podman"], "builder=podman: use one of sdk, buildkit."),
     (["image=rocm", f"base=mirror/base@{OTHER}"], images.load()["rocm"].digest),
     (["image=cpu", "lock=absent.yaml"], "absent.yaml cannot be read"),
