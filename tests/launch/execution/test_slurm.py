@@ -251,7 +251,7 @@ def test_a_plan_needs_no_commit_and_a_run_names_what_it_lacks(
 ):
     plan = launch(*words, "mode=plan")
     line = next(line for line in plan.out.splitlines() if line.startswith(f"  {group}"))
-    assert "the newest" in line
+    assert "newest commit" in line
     done = launch(*words, "tracking=none")
     assert (done.code, tools.calls()) == (2, [])
     assert f"Or use: {group}.revision=" in done.err
