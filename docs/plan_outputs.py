@@ -1,4 +1,4 @@
-"""Run the plans that docs/ shows, and update their output in the pages.
+"""Run the plans that README.md and docs/ show, and update their output in the pages.
 
     .venv/bin/python docs/plan_outputs.py
 
@@ -17,6 +17,7 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("**/*.md"))]
 BLOCK = re.compile(
     r"(```console\n\$ python (launch/run\.py [^\n|]* mode=plan)(?: \| ([^\n]*))?\n).*?(```)",
     re.DOTALL,
@@ -39,9 +40,11 @@ def plan_output(command: str, reader: str | None) -> str:
     return "".join(f"{line.rstrip()}\n" for line in page.rstrip().splitlines())
 
 
+def updated(page: str) -> str:
+    """Return the text of a page with the outputs of today's plans."""
+    return BLOCK.sub(lambda block: block[1] + plan_output(block[2], block[3]) + block[4], page)
+
+
 if __name__ == "__main__":
-    for page in sorted((ROOT / "docs").glob("**/*.md")):
-        update = BLOCK.sub(
-            lambda block: block[1] + plan_output(block[2], block[3]) + block[4], page.read_text()
-        )
-        page.write_text(update)
+    for path in PAGES:
+        path.write_text(updated(path.read_text()))
