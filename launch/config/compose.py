@@ -39,6 +39,7 @@ from launch.core.errors import UserError
 from launch.inputs import model_config
 from launch.inputs.paths import pinned
 from launch.schema import Config, trainer_args
+from launch.schema.enums import Init
 from launch.schema.method import Method
 
 # What speed=auto may choose, and topology.servers=auto: effective_batch
@@ -88,6 +89,11 @@ def compose(overrides: Sequence[str], typed: Request | None = None) -> Config:
                 f"{key} with method={config.method.name}: this method does not read {group}, so "
                 f"the key takes no effect. Remove {key}."
             )
+    if config.model.path and config.model.init == Init.random and "model.init" in typed.keys:
+        raise UserError(
+            f"model.init=random takes no effect with model.path={config.model.path}, whose weights "
+            "are loaded. Remove model.init, or for random weights use: model.path=null."
+        )
     for name in ("speed_keeps", "smoke_keeps"):
         for key in getattr(config, name):
             check_key(key, f"{name}={key}")

@@ -35,7 +35,10 @@ def machine(monkeypatch, tmp_path):
     ("preferences_dpo", "ultrafeedback", "rewards/margins"),
     ("mi50_phase3", "numina_math", "mean_token_accuracy"),
     ("mi50_lora", "numina_math", "mean_token_accuracy"),
+    ("strix_halo_sft", "ultrachat", "mean_token_accuracy"),
     ("rx7900xtx_grpo_gsm8k_lora", "gsm8k", "rewards/accuracy/mean"),
+    ("mi300x_single_grpo_gsm8k", "gsm8k", "rewards/accuracy/mean"),
+    ("mi350x_grpo_gsm8k", "gsm8k", "rewards/accuracy/mean"),
 ])  # fmt: skip
 def test_experiment_trains_on_the_published_columns(tmp_path, experiment, data, metric):
     hub_id = write_public(tmp_path / "hub", data)

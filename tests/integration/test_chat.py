@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import pty
 import select
@@ -12,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import command
+from tests.integration.conftest import skip_without
 
 ROOT = Path(__file__).parents[2]
 PATIENCE_S = 300
@@ -27,14 +29,15 @@ class Terminal:
             os.chdir(cwd)
             os.execv(argv[0], argv)
 
-    def wait_for(self, text: str) -> None:
-        """Read the output up to `text`."""
+    def wait_for(self, text: str) -> str:
+        """Read the output up to `text`, and return what came before it."""
         deadline = time.monotonic() + PATIENCE_S
         while text not in self.text:
             assert time.monotonic() < deadline, self.text
             if select.select([self.file], [], [], 1)[0]:
                 self.text += os.read(self.file, 65536).decode(errors="replace")
-        self.text = self.text.partition(text)[2]
+        before, _, self.text = self.text.partition(text)
+        return before
 
     def type(self, text: str) -> None:
         os.write(self.file, text.encode())
@@ -52,15 +55,19 @@ def trained(tmp_path_factory) -> Path:
     return folder
 
 
-def test_a_chat_in_a_terminal(trained):
+@pytest.mark.parametrize("library", ["transformers", "vllm"])
+def test_a_chat_in_a_terminal(trained, library):
+    if library == "vllm" and importlib.util.find_spec("vllm") is None:
+        skip_without("no vLLM (make vllm)")
     chat = [sys.executable, str(ROOT / "launch/chat.py"), "runs/mine/latest"]
-    terminal = Terminal([*chat, "max_new_tokens=200"], trained)
+    terminal = Terminal([*chat, f"engine={library}", "max_new_tokens=200"], trained)
     terminal.wait_for("stops an answer.")
     terminal.wait_for("> ")
     for line in ("1 + 1 =", "again"):
         terminal.type(f"{line}\n")
         terminal.wait_for(line)
-        terminal.wait_for("\n> ")
+        answer = terminal.wait_for("\n> ")
+        assert answer.partition("[cut off")[0].strip()
     terminal.type("\x04")
     assert terminal.exit_code() == 0
     assert not list((trained / "runs").glob("chat*"))

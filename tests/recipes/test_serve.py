@@ -71,11 +71,12 @@ def option(argv: list[str], name: str) -> str | None:
     return argv[argv.index(name) + 1] if name in argv else None
 
 
-def test_a_server_runs_until_it_is_stopped(served):
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_server_runs_until_it_is_stopped(served, number):
     def stop_when_up():
         while not (served.folder / "heartbeat").exists():
             time.sleep(0.01)
-        os.kill(os.getpid(), signal.SIGTERM)
+        os.kill(os.getpid(), number)
 
     words = ("smoke=true", "topology.server_args={max_num_seqs: 4}")
     code, result, argv = served(*words, meanwhile=stop_when_up)

@@ -79,6 +79,16 @@ def test_a_preset_of_another_shape_takes_no_effect(tmp_path):
         follow(f"model.path={tmp_path}", "model.num_layers=5")
 
 
+@pytest.mark.parametrize("model", [[], ["model=tiny"], ["model=qwen3_8b"], ["model=auto"]])
+@pytest.mark.parametrize("kind", ["llama", "qwen3"])  # of another shape, and of tiny's
+def test_random_weights_of_a_directory_are_rejected(tmp_path, kind, model):
+    content = tiny() if kind == "qwen3" else {"model_type": kind, **SMALL}
+    path = f"model.path={leave_config(tmp_path, **content)}"
+    with pytest.raises(UserError, match=r"^model.init=random takes no effect with model.path="):
+        follow(*model, path, "model.init=random")
+    assert follow(*model, "model.init=pretrained", path).model.path == str(tmp_path)
+
+
 def tiny():
     preset = model_path.file("tiny")
     return {model_config.NAMES[key][0]: preset[key] for key in model_config.NAMES if key in preset}

@@ -264,7 +264,6 @@ CODE method.reward_pattern=a | method.reward_pattern
 method=grpo method.reward_confined=false | method.reward_confined
 method.sandbox.time_s=3 | method.sandbox.time_s
 data.path=train.jsonl | data.path
-model=qwen3_4b model.init=random model.path=/m | model.path
 method=evaluate data.preview=5 | data.preview
 data.preview=5 format=json | data.preview
 method=sample data.filter.max_tokens=9 | data.filter.max_tokens

@@ -1,6 +1,7 @@
 """Test that packed, grouped and padded rows have the losses and gradients of TRL's trainer."""
 
 import pytest
+import torch
 from datasets import Dataset
 from trl import SFTConfig, SFTTrainer
 
@@ -52,6 +53,17 @@ def test_pack_training_rows_but_not_held_out_rows(tmp_path):
     (held_out, *_) = packed.get_eval_dataloader(packed.train_dataset)
     assert len(held_out["input_ids"]) == packed.args.per_device_eval_batch_size
     assert "document_starts" not in held_out
+
+
+@pytest.mark.parametrize("architecture", ["qwen3_moe", "mixtral", "gpt_oss"])
+def test_experts_train_with_grouped_products(tmp_path, architecture):
+    experts = ["model.num_experts=4", "model.experts_per_token=2", "method.args.max_steps=1"]
+    _, trainer = built(tmp_path, "sft", f"model.architecture={architecture}", *experts)
+    with torch.profiler.profile() as profile:
+        trained(trainer)
+    products = sum(event.name == "aten::_grouped_mm" for event in profile.events())
+    # Each of the two layers has two forward, and two backward for each of them.
+    assert products == 2 * (2 + 2 * 2)
 
 
 def test_documents_of_trls_packing(tmp_path):
