@@ -132,8 +132,11 @@ def test_a_smoke_run_keeps_only_arguments_for_a_cpu(monkeypatch):
     assert any("engine=vllm" in line for line in warnings)
 
 
-@pytest.mark.parametrize(("topology", "sequences"), [("colocate", 512), ("split", 256)])
-def test_trls_engine_gets_the_arguments_under_colocate(topology, sequences, monkeypatch):
+@pytest.mark.parametrize(("topology", "arguments"), [
+    ("colocate", {"max_num_seqs": 512, "language_model_only": True}),
+    ("split", {"max_num_seqs": 256}),
+])  # fmt: skip
+def test_trls_engine_gets_the_arguments_under_colocate(topology, arguments, monkeypatch):
     monkeypatch.setattr(vllm_generation, "LLM", dict, raising=False)
     serving.pass_engine_args(
         OmegaConf.create(
@@ -145,7 +148,4 @@ def test_trls_engine_gets_the_arguments_under_colocate(topology, sequences, monk
             }
         )
     )
-    assert vllm_generation.LLM(model="m", max_num_seqs=256) == {
-        "model": "m",
-        "max_num_seqs": sequences,
-    }
+    assert vllm_generation.LLM(model="m", max_num_seqs=256) == {"model": "m", **arguments}
