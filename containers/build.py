@@ -39,12 +39,11 @@ from packaging.specifiers import SpecifierSet
 
 from containers import engine, images
 from containers.images import FOLDER, INSTALL, LABEL, NONE, OCI, UNKNOWN, VERSIONS, Image
-from containers.install import PackagesError
+from containers.install import FULL_DISK, PackagesError
 from containers.pip_settings import for_container, local_folders, pip_options
 from launch.core import docker_host, errors, json_files, key_values
 from launch.core.errors import HostError, UserError
 
-FULL_DISK = re.compile(r"no space left on device|disk quota exceeded", re.IGNORECASE)
 PREFIX = re.compile(r"[\w.-]+(:\d+)?(/[a-z0-9]+((\.|_|__|-+)[a-z0-9]+)*)*", re.ASCII)
 FLAG = ("true", "false")
 CHOICES = {"builder": ("sdk", "buildkit"), "check": FLAG, "no_cache": FLAG}
@@ -272,8 +271,9 @@ def run(image: Image, options: Mapping[str, str], say: engine.Show) -> None:
     elif reason:
         print(f"Building {name} on {options['base']}: {reason}", flush=True)
         make(client, image, options["base"], options["builder"], say)
-        # The image that it replaces has lost its name.
-        client.images.prune({"dangling": True, "label": f"{LABEL}.image={image.name}"})
+        replaced = existing and client.images.get(existing.id)  # may have lost its name
+        if replaced and not replaced.tags and not engine.digests(replaced):
+            replaced.remove()
         print(f"{name} is built")
     else:
         compare(image, json.loads(existing.labels[f"{LABEL}.probe"]))
@@ -304,7 +304,7 @@ def main(arguments: list[str]) -> int:
         message, code = f"The Dockerfile failed: {error}", errors.EXIT_FAILED
     except (docker.errors.DockerException, OSError) as error:  # OSError: also of the lock file
         message, code = f"Failed: {engine.explain(error)}", errors.EXIT_HOST
-    if FULL_DISK.search(message):
+    if re.search(FULL_DISK, message, re.IGNORECASE):
         message, code = f"{message}\nFree space: {images.SPACE_REMEDY}", errors.EXIT_HOST
     print(message, file=sys.stderr)
     return code

@@ -23,7 +23,6 @@ import tempfile
 from collections.abc import Container, Iterable, Mapping
 from pathlib import Path
 from subprocess import PIPE, STDOUT
-from venv import EnvBuilder
 
 HERE = Path(__file__).resolve().parent
 OVERLAY = Path("/opt/recipes")
@@ -39,9 +38,10 @@ BUILT_FOR_AMD = re.compile(r"\+.*(rocm|hip|git)")  # the local part of a version
 PUBLIC = re.compile(r"[\d.]+((a|b|rc|\.?post|\.?dev)\d+)*(\+[a-z\d.]+)?")
 TRITON = {"triton", "triton-rocm", "pytorch-triton-rocm"}  # provide the same module
 PROBLEM = re.compile(r"(\S+) \S+ (?:requires|has requirement) ([\w.-]+)")  # of pip check
+FULL_DISK = "no space left on device|disk quota exceeded"
 REMEDIES = {  # pip's output -> what to do. pip names a proxy that fails only before it tries again.
-    r"ProxyError|proxy authentication required": "The proxy failed. Correct HTTPS_PROXY or pip's.",
-    r"no space left on device|disk quota exceeded": "The disk is full. Free space on it.",
+    "ProxyError|proxy authentication required": "The proxy failed. Correct HTTPS_PROXY or pip's.",
+    FULL_DISK: "The disk is full. Free space on it.",
     "": "Use a network that reaches the index, or PIP_FIND_LINKS=<folder with the file>.",
 }
 # A substitute for pycosat, which has no wheel, on machines without a compiler. reasoning-gym always
@@ -191,9 +191,11 @@ def make_overlay(locks: list[str]) -> None:
     env |= {"PYTHONHASHSEED": "0", "PIP_DISABLE_PIP_VERSION_CHECK": "1", "PIP_NO_INPUT": "1"}
     env |= {**settings, "PIP_CONFIG_FILE": os.devnull}
     folders, python = package_folders(OVERLAY), str(OVERLAY / "bin" / "python")
-    # Without ensurepip, the base's pip installs in the environment.
-    has_ensurepip = importlib.util.find_spec("ensurepip") is not None
-    EnvBuilder(symlinks=True, with_pip=has_ensurepip).create(OVERLAY)
+    has_ensurepip = importlib.util.find_spec("ensurepip") is not None  # if not, the base has pip
+    without = [] if has_ensurepip else ["--without-pip"]
+    status, output = run([sys.executable, "-m", "venv", *without, str(OVERLAY)])
+    if status:
+        raise PackagesError(f"the base's python3 -m venv failed:\n{output}", 3)
     program, *target = [python] if has_ensurepip else [sys.executable, "--python", python]
     pip = (program, "-m", "pip", *target, "install", "--no-compile", "--use-pep517")
     for lock in locks:
