@@ -152,8 +152,8 @@ def _make_paths_absolute(config: Config) -> None:
     for number, source in enumerate(config.data.sources):
         _make_absolute(source, "path", f"data.sources[{number}].")
     if "PYTHONPATH" in config.user_env:
-        folders = config.user_env["PYTHONPATH"].split(os.pathsep)
-        config.user_env["PYTHONPATH"] = os.pathsep.join(str(Path(f).absolute()) for f in folders)
+        folders = filter(None, config.user_env["PYTHONPATH"].split(os.pathsep))
+        config.user_env["PYTHONPATH"] = os.pathsep.join(str(pinned(folder)) for folder in folders)
     if config.model.path:
         config.model.path = str(model_config.directory_of(config.model.path))
     # The arguments of method=raft include its phases' arguments.

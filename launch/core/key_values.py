@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from launch.core.errors import UserError, near
@@ -16,7 +16,7 @@ def read(
     arguments: Sequence[str],
     defaults: Mapping[str, str],
     example: str,
-    choices: Mapping[str, Iterable[str]] = {},
+    choices: Mapping[str, Collection[str]] = {},
 ) -> dict[str, str]:
     """Return `defaults` updated with the arguments' values.
 

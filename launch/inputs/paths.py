@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+from collections.abc import Mapping
 from pathlib import Path
 
 from containers import images
@@ -23,6 +24,15 @@ def pinned(path: str | Path) -> Path:
         if folder.name == LATEST and folder.is_symlink():
             return real_folder(folder) / path.relative_to(folder)
     return path
+
+
+def python_path(config: Config, environ: Mapping[str, str]) -> list[str]:
+    """Return the folders of user_env.PYTHONPATH, or else of the shell's PYTHONPATH.
+
+    A container does not get the shell's, which is meant for this machine's Python.
+    """
+    shell = environ.get("PYTHONPATH") if config.runtime.on_node == "local" else None
+    return [*filter(None, (config.user_env.get("PYTHONPATH", shell) or "").split(os.pathsep))]
 
 
 def real_folder(folder: Path) -> Path:

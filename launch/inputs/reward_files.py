@@ -5,6 +5,7 @@ import os
 import sys
 from pathlib import Path
 
+from launch.inputs.paths import python_path
 from launch.schema import Config
 
 ROOT = Path(__file__).parents[2]
@@ -16,18 +17,15 @@ def source_of(module: str, config: Config) -> Path | None:
     """Return the file of a module where ranks will look for it; None if they will not find it.
 
     They look in the working directory, the user's PYTHONPATH and the installed packages. A
-    container has this repository, but neither the shell's PYTHONPATH nor other folders.
+    container has this repository, but no other folders of this machine.
     """
-    own = config.user_env.get("PYTHONPATH") or ""
-    installed = list(sys.path)
+    shell = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    installed = [folder for folder in sys.path if folder not in shell]
     if config.runtime.on_node != "local":
         prefixes = (sys.prefix, sys.base_prefix)
         installed = [f for f in sys.path if any(map(Path(f).is_relative_to, prefixes))]
         installed.append(str(ROOT))
-    elif own:  # replaces the shell's
-        shell = os.environ.get("PYTHONPATH", "").split(os.pathsep)
-        installed = [folder for folder in sys.path if folder not in shell]
-    folders = (os.getcwd(), *filter(None, own.split(os.pathsep)), *installed)
+    folders = (os.getcwd(), *python_path(config, os.environ), *installed)
     bases = [Path(folder, *module.split(".")) for folder in folders]
     files = (file for base in bases for file in (base.with_suffix(".py"), base / "__init__.py"))
     return next(filter(Path.is_file, files), None)

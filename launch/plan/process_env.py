@@ -192,11 +192,6 @@ def starts_vllm(config: Config, kind: str) -> bool:
 
 
 def user_python_path(config: Config, host: Host) -> list[str]:
-    """Return the folders of the user's PYTHONPATH, and the current directory for a dotted reward.
-
-    A container does not get the shell's PYTHONPATH, which is meant for this machine's Python.
-    """
-    shell = None if config.runtime.on_node != "local" else host.environ.get("PYTHONPATH")
-    path = config.user_env.get("PYTHONPATH", shell)
+    """Return the user's PYTHONPATH, and the current directory for a dotted reward."""
     has_own_reward = any("." in name for name in config.method.rewards)
-    return [*filter(None, (path or "").split(os.pathsep)), *([host.cwd] if has_own_reward else [])]
+    return [*paths.python_path(config, host.environ), *([host.cwd] if has_own_reward else [])]
