@@ -38,7 +38,7 @@ from launch.rules import check
 from launch.rules.warnings import rule_warnings
 from launch.schema import Choice, Config, trainer_args
 from launch.schema.enums import SpeedMode, Vendor
-from launch.schema.plan import Memory, Plan
+from launch.schema.plan import ContainerSpec, Memory, Plan, Process
 
 # The keys of config.yaml, which every rank reads, that the composition does not have.
 EXTRA_KEYS = ("run_dir", "trainer_args", "tuned", "data_cache", "provenance")
@@ -127,10 +127,9 @@ def with_commits(plan: Plan, host: Host) -> Plan:
     if config is plan.config:
         return plan
     # The command of vLLM's server has the revision.
-    pinned = make_plan(config, host, plan.run_dir, request=Request(plan.overrides))
-    return dataclasses.replace(
-        plan, config=config, processes=pinned.processes, containers=pinned.containers
-    )
+    groups = placement.process_groups(config, host)
+    processes, containers = _processes(config, host, plan.run_dir, groups)
+    return dataclasses.replace(plan, config=config, processes=processes, containers=containers)
 
 
 def make_plan(
@@ -158,8 +157,7 @@ def make_plan(
         )
     ports = process_groups.ports(host, run_dir)
     groups = placement.process_groups(config, host)
-    processes = [process_groups.process(config, host, run_dir, group) for group in groups]
-    containers = container.specs(config, processes, host, run_dir)
+    processes, containers = _processes(config, host, run_dir, groups)
     smaller = memory.measured(config, groups, host)
     needed = memory.memory(config, groups, smaller, memory.host_gb(config, host))
     unchosen = choose.without_choices(config)  # rows are cached under this composition's key
@@ -178,8 +176,8 @@ def make_plan(
         run_dir=run_dir,
         config=config,
         trainer_args=args,
-        processes=[*sandbox.processes(config), *container.pause_process(containers), *processes],
-        containers={**sandbox.specs(config, host, run_dir), **containers},
+        processes=processes,
+        containers=containers,
         memory=needed,
         speed=estimate,
         warnings=[
@@ -199,6 +197,18 @@ def make_plan(
         plain_speed=plain_speed,
         balance=balance.balance(config, host),
         overrides=request,
+    )
+
+
+def _processes(
+    config: Config, host: Host, run_dir: Path, groups: Sequence[placement.ProcessGroup]
+) -> tuple[list[Process], dict[str, ContainerSpec]]:
+    """Return a run's processes in start order, and their containers by name."""
+    processes = [process_groups.process(config, host, run_dir, group) for group in groups]
+    containers = container.specs(config, processes, host, run_dir)
+    return (
+        [*sandbox.processes(config), *container.pause_process(containers), *processes],
+        {**sandbox.specs(config, host, run_dir), **containers},
     )
 
 
