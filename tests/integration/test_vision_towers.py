@@ -7,7 +7,7 @@ import json
 import os
 import subprocess
 import sys
-import zipfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -40,7 +40,7 @@ IDS = list(range(4, 40))
 
 
 @pytest.fixture(scope="module")
-def with_torchvision() -> None:
+def with_torchvision() -> Iterator[None]:
     """Give vLLM torchvision's Python files."""
     if importlib.util.find_spec("vllm") is None:
         skip_without("no vLLM (make vllm)")
@@ -55,13 +55,11 @@ def unpacked() -> Path:
     """Return a directory with torchvision, downloaded once."""
     folder = TESTS_CACHE / TORCHVISION.replace("==", "-")
     if not folder.exists():
-        fetch = [sys.executable, "-m", "pip", "download", "--no-deps", "--dest", str(TESTS_CACHE)]
-        subprocess.run([*fetch, TORCHVISION], check=True)
-        (wheel,) = TESTS_CACHE.glob("torchvision-*.whl")
-        with zipfile.ZipFile(wheel) as archive:
-            archive.extractall(folder)
-        wheel.unlink()
-        (folder / "sitecustomize.py").write_text(OPERATORS)
+        unfinished = folder.with_suffix(".unfinished")
+        pip = [sys.executable, "-m", "pip", "install", "--no-deps", "--upgrade"]
+        subprocess.run([*pip, "--target", str(unfinished), TORCHVISION], check=True)
+        (unfinished / "sitecustomize.py").write_text(OPERATORS)
+        unfinished.rename(folder)
     return folder
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shlex
 import subprocess
 import sys
@@ -362,9 +363,11 @@ def test_lora_has_ten_times_the_learning_rate_of_full_training(experiment, metho
     ("mi50_lora", {}),
     ("strix_halo_sft", {}),
 ])  # fmt: skip
-def test_experiments_with_public_data_fit(experiment, rewards):
+def test_experiments_with_public_data_are_pinned_and_fit(experiment, rewards):
     hardware = ["hardware=mi300x"] if experiment in ("chat_sft", "preferences_dpo") else []
     config = composed(f"experiment={experiment}", *hardware)
+    is_unverified = config.data.hub_id == "AI-MO/NuminaMath-CoT"
+    assert is_unverified or re.fullmatch("[0-9a-f]{40}", config.data.revision)
     assert config.method.rewards == rewards
     assert all(memory.fits for memory in make_plan(config, host_with(8), Path("/runs/a/1")).memory)
 
