@@ -31,6 +31,7 @@ from launch.core.errors import HostError
 from launch.execution.mounted import make_mounted
 from launch.machine.container_engine import KEEP_GROUPS
 from launch.machine.detect import Host
+from launch.machine.sysfs import text
 from launch.plan import rundir, tools
 from launch.plan.container import (
     LIMITS,
@@ -40,6 +41,9 @@ from launch.plan.container import (
     sdk_arguments,
 )
 from launch.schema.plan import ContainerSpec, Plan
+
+STATUS = Path("/proc/self/status")
+CAP_SYS_RESOURCE = 24  # linux/capability.h
 
 
 def connect(hint: str = "Without containers: runtime=local.") -> docker.DockerClient:
@@ -253,16 +257,19 @@ def remove(container: Container) -> None:
 
 
 def highest_limits(client: docker.DockerClient, spec: ContainerSpec) -> dict[str, int]:
-    """Return the caller's hard limits, which an engine without CAP_SYS_RESOURCE cannot exceed.
+    """Return the caller's hard limits, if the engine lacks CAP_SYS_RESOURCE to exceed its own.
 
-    A rootless engine never has that capability, and one in a container may not. Of other engines,
-    memlock is not returned, because users usually have only 8 MB. Print what a limited memlock
-    costs.
+    A rootless engine never has that capability. One that runs in the caller's container has at most
+    its capabilities. Of that one, memlock is not returned, because users usually have only 8 MB.
+    Print what a limited memlock costs.
     """
-    if spec.confinement:
+    bounds = re.search(r"CapBnd:\s*(\w+)", text(STATUS) or "")
+    may_exceed = bounds is None or int(bounds[1], 16) >> CAP_SYS_RESOURCE & 1
+    rootless = kind_of(client).rootless
+    if spec.confinement or (may_exceed and not rootless):
         return {}
     limits = {n: resource.getrlimit(getattr(resource, f"RLIMIT_{n.upper()}"))[1] for n in LIMITS}
-    if not kind_of(client).rootless:
+    if not rootless:
         del limits["memlock"]
     elif spec.memlock and limits["memlock"] != resource.RLIM_INFINITY:
         print(

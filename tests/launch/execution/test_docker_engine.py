@@ -210,14 +210,22 @@ def test_an_error_of_the_engine_is_explained(fake, name_is_taken, message, match
     assert not [line for line in asked if line.startswith("DELETE")]
 
 
-@pytest.mark.parametrize(("options", "memlock", "limits", "is_warned"), [
-    ([], 8 << 20, {"nofile": 512, "stack": -1}, False),
-    (["name=rootless"], 8 << 20, {"memlock": 8 << 20, "nofile": 512, "stack": -1}, True),
-    (["name=rootless"], -1, {"memlock": -1, "nofile": 512, "stack": -1}, False),
+ALL, OF_A_CONTAINER = "CapBnd:\t000001ffffffffff", "CapBnd:\t00000000a80425fb"  # docker's default
+ROOTLESS = ["name=rootless"]
+
+
+@pytest.mark.parametrize(("options", "status", "memlock", "limits", "is_warned"), [
+    ([], f"Name:\tpython\n{ALL}\n", 8 << 20, {}, False),
+    ([], "", 8 << 20, {}, False),  # a system without /proc
+    ([], OF_A_CONTAINER, 8 << 20, {"nofile": 512, "stack": -1}, False),
+    (ROOTLESS, ALL, 8 << 20, {"memlock": 8 << 20, "nofile": 512, "stack": -1}, True),
+    (ROOTLESS, ALL, -1, {"memlock": -1, "nofile": 512, "stack": -1}, False),
 ])  # fmt: skip
-def test_limits_of_containers_are_at_most_the_caller_s(
-    fake, monkeypatch, capsys, options, memlock, limits, is_warned
+def test_limits_of_containers_are_at_most_those_that_the_engine_may_set(
+    fake, monkeypatch, tmp_path, capsys, options, status, memlock, limits, is_warned
 ):
+    monkeypatch.setattr(docker_engine, "STATUS", tmp_path / "status")
+    docker_engine.STATUS.write_text(status)
     fake({("GET", "/info"): (200, {"SecurityOptions": options})})
     hard = {"MEMLOCK": memlock, "NOFILE": 512, "STACK": -1}
     numbers = {getattr(resource, f"RLIMIT_{name}"): (0, value) for name, value in hard.items()}
