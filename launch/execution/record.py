@@ -58,7 +58,7 @@ def begin(
             "inherited": sorted({name for p in plan.processes for name in p.inherited}),
             "secrets": sorted(secrets),
             "code": code(),
-            "packages": packages(),
+            "packages": {} if plan.containers else packages(),  # finish() has the container's
             "locks": {str(f.relative_to(ROOT)): sha256(f) for f in locks},
             "image": image and {**(image_json(config) or {}), **image},
             "sandbox_image": sandbox_image,
@@ -102,6 +102,7 @@ def finish(
         "status": status,
         "exit_code": exit_code,
         "finished": now(),
+        "packages": read_json(run_dir / "packages.json") or record["packages"],
         "metrics": metrics[-1] if metrics else None,
         "result": result,
         "restarts": restarts,

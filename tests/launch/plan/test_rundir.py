@@ -251,6 +251,15 @@ def test_a_record_has_what_reproduction_needs(tmp_path):
     assert run_record["composition"]["model"]["name"] == "tiny"
 
 
+def test_packages_of_a_container_are_those_that_its_ranks_report(tmp_path):
+    run_record = record_of(tmp_path, "runtime=docker", "container=cpu")
+    assert run_record["packages"] == {}
+    (tmp_path / "packages.json").write_text('{"torch": "2.0"}')
+    finished = record.finish(run_record, tmp_path, "done", 0, [], {})
+    assert finished["packages"] == {"torch": "2.0"}
+    assert sealed.problems(finished) == []
+
+
 def test_a_record_has_only_the_names_of_secrets(tmp_path):
     run_record = record_of(
         tmp_path,

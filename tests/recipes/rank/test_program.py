@@ -74,6 +74,11 @@ def test_result_and_exit_code(tmp_path, work, code, result):
     assert run(tmp_path, work) == (code, {**result, "exit_code": code})
 
 
+def test_packages_of_the_rank_s_python(tmp_path):
+    run(tmp_path, lambda _: {})
+    assert json.loads((tmp_path / "packages.json").read_text())["torch"] == torch.__version__
+
+
 def test_only_the_main_rank_writes_a_result(tmp_path, monkeypatch):
     monkeypatch.setenv("RANK", "1")
     with pytest.raises(FileNotFoundError):
