@@ -39,7 +39,7 @@ PUBLIC = re.compile(r"[\d.]+((a|b|rc|\.?post|\.?dev)\d+)*(\+[a-z\d.]+)?")
 TRITON = {"triton", "triton-rocm", "pytorch-triton-rocm"}  # provide the same module
 PROBLEM = re.compile(r"(\S+) \S+ (?:requires|has requirement) ([\w.-]+)")  # of pip check
 FULL_DISK = "no space left on device|disk quota exceeded"
-REMEDIES = {  # pip's output -> what to do. pip names a proxy that fails only before it tries again.
+REMEDIES = {  # pip's output -> what to do
     "ProxyError|proxy authentication required": "The proxy failed. Correct HTTPS_PROXY or pip's.",
     FULL_DISK: "The disk is full. Free space on it.",
     "": "Use a network that reaches the index, or PIP_FIND_LINKS=<folder with the file>.",
@@ -123,6 +123,8 @@ def install_lock(
     print(f"{lock.name}: {len(dict(pins))} packages", flush=True)
     # pip's configured index comes first, because it works without internet access.
     indexes = [[], [f"--extra-index-url={CPU_INDEX}"]] if "torch" in dict(pins) else [[]]
+    if env.get("PIP_RETRIES") == "0":  # pip names a proxy that fails only before it tries again
+        env = {**env, "PIP_RETRIES": "1"}
     with tempfile.NamedTemporaryFile("w", suffix=".txt", encoding="utf-8") as file:
         file.writelines(text for _, text in pins)
         file.flush()
@@ -192,10 +194,12 @@ def make_overlay(locks: list[str]) -> None:
     env |= {**settings, "PIP_CONFIG_FILE": os.devnull}
     folders, python = package_folders(OVERLAY), str(OVERLAY / "bin" / "python")
     has_ensurepip = importlib.util.find_spec("ensurepip") is not None  # if not, the base has pip
-    without = [] if has_ensurepip else ["--without-pip"]
-    status, output = run([sys.executable, "-m", "venv", *without, str(OVERLAY)])
+    status, output = run([sys.executable, "-m", "venv", "--without-pip", str(OVERLAY)])
+    if has_ensurepip and status == 0:  # venv would hide its output, such as of a full disk
+        status, output = run([python, *"-Im ensurepip --upgrade --default-pip".split()])
     if status:
-        raise PackagesError(f"the base's python3 -m venv failed:\n{output}", 3)
+        errors = "\n".join(re.findall("(?im)^.*error.*$", output))
+        raise PackagesError(f"the base's python3 -m venv failed:\n{errors}", 3)
     program, *target = [python] if has_ensurepip else [sys.executable, "--python", python]
     pip = (program, "-m", "pip", *target, "install", "--no-compile", "--use-pep517")
     for lock in locks:
@@ -211,6 +215,6 @@ def make_overlay(locks: list[str]) -> None:
 if __name__ == "__main__":
     try:
         make_overlay(sys.argv[1:])
-    except PackagesError as error:
+    except (PackagesError, OSError) as error:  # OSError: of a full disk
         print(f"error: {error}", flush=True)
-        sys.exit(error.exit_code)
+        sys.exit(getattr(error, "exit_code", 3))

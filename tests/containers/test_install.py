@@ -80,6 +80,17 @@ def test_failure_of_pip(output, code, message, remedy):
     assert remedy in str(error).splitlines()[-1]
 
 
+def test_dead_proxy_without_retries(tmp_path):
+    lock = tmp_path / "a.lock"
+    lock.write_text(f"six==1.16.0 \\\n    {HASH}\n")
+    settings = {"HTTPS_PROXY": "http://127.0.0.1:9", "NO_PROXY": "", "PIP_RETRIES": "0"}
+    settings["PIP_INDEX_URL"] = "https://index.invalid/simple"
+    pip_install = (sys.executable, "-m", "pip", "install", "--target", str(tmp_path))
+    with pytest.raises(install.PackagesError, match="proxy failed") as error:
+        install.install_lock([pip_install], lock, {}, {**os.environ, **settings})
+    assert error.value.exit_code == 3
+
+
 def test_pip_through_a_proxy_that_rejects_the_login():
     class Proxy(http.server.BaseHTTPRequestHandler):
         def do_CONNECT(self):
