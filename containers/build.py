@@ -164,6 +164,7 @@ def make(
         # The base's digest in a registry, or its local id if it is not from a registry.
         digest = reference.partition("@")[2] or min(engine.digests(base), default=base.id)
         labels = {
+            engine.BUILDER: "",  # the Dockerfile sets it for unfinished images
             f"{LABEL}.image": image.name,
             f"{LABEL}.tag": image.tag,
             f"{LABEL}.gfx": ",".join(image.gfx),
@@ -177,7 +178,7 @@ def make(
         client.images.build(
             path=str(dockerfile.parent),
             dockerfile=dockerfile.name,
-            buildargs={name: stage.id for name, stage in stages.items()},
+            buildargs={**{n: s.id for n, s in stages.items()}, "BUILDER": engine.THIS_BUILD},
             labels=labels,
             tag=image.local_reference,
             network_mode="none",
@@ -220,8 +221,9 @@ def install(client: docker.DockerClient, image: Image, base: str, say: engine.Sh
         network_mode="host",  # because an index or a proxy may be on localhost
         security_opt=["label=disable"],  # SELinux may deny access to mounted folders
     ) as (code, lines, container):
-        if code:  # install.py's error is in the last lines
-            message = "\n".join([f"The build of {image.name} failed:", *lines])
+        if code:
+            start = next((n for n, line in enumerate(lines) if line.startswith("error: ")), 0)
+            message = "\n".join([f"The build of {image.name} failed:", *lines[start:]])
             raise PackagesError(message, 4 if code == 4 else 3)
         return container.commit(engine.INSTALLED, container.short_id)  # a name for BuildKit
 
@@ -244,11 +246,18 @@ def files_for(image: Image, settings: Mapping[str, str]) -> dict[str, str]:
 def push(client: docker.DockerClient, image: Image, registry: str, say: engine.Show) -> str:
     """Push the image, and return its reference with the digest. Raises HostError, APIError."""
     repository = f"{registry}/{image.name}"
+    name = f"{repository}:{image.tag}"
+    is_new = engine.find(client, name) is None
     client.api.tag(image.local_reference, repository, image.tag)
-    stream = client.api.push(repository, image.tag, stream=True, decode=True)
-    if not (digest := engine.follow(stream, say)):  # without it, the lock would become invalid
-        raise HostError(f"{repository}:{image.tag} is pushed, but the engine states no digest.")
-    return f"{repository}:{image.tag}@{digest}"
+    try:
+        stream = client.api.push(repository, image.tag, stream=True, decode=True)
+        if not (digest := engine.follow(stream, say)):  # without it, the lock would become invalid
+            raise HostError(f"{name} is pushed, but the engine states no digest.")
+    except BaseException:
+        if is_new:
+            client.api.remove_image(name)
+        raise
+    return f"{name}@{digest}"
 
 
 def write_pushed(lock: Path, name: str, reference: str) -> None:

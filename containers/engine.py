@@ -26,6 +26,8 @@ from launch.core import docker_host
 from launch.core.errors import HostError
 
 BUILDER = f"{LABEL}.builder"  # label of what a build removes: its host and process
+HOST = socket.gethostname()
+THIS_BUILD = f"{HOST}/{os.getpid()}"  # value of the label BUILDER
 INSTALLED = f"{REPOSITORY}/installed"  # name of the images that a build removes
 PULL_REMEDY = (
     "Check the engine's login (docker login), disk (docker image prune) and proxy ("
@@ -128,7 +130,7 @@ def ran(
     """
     # Otherwise `docker inspect` would show the client's proxy with its password.
     options = {"network_mode": "none", "use_config_proxy": False, "entrypoint": argv, **options}
-    options["labels"] = {BUILDER: f"{socket.gethostname()}/{os.getpid()}"}
+    options["labels"] = {BUILDER: THIS_BUILD}
     # An interruption waits for the thread. sweep() cannot remove what the engine still creates.
     with ThreadPoolExecutor(1) as pool:
         container = pool.submit(client.containers.create, image, [], **options).result()
@@ -149,16 +151,17 @@ def sweep(client: docker.DockerClient) -> None:
     """Remove what builds that have ended left on this host, and what this process left."""
 
     def is_left(row: dict[str, Any]) -> bool:
-        host, _, pid = row["Labels"][BUILDER].partition("/")
-        is_ours = host == socket.gethostname()
-        return is_ours and (int(pid) == os.getpid() or not psutil.pid_exists(int(pid)))
+        builder: str = row["Labels"][BUILDER]
+        host, _, pid = builder.partition("/")
+        return builder == THIS_BUILD or (host == HOST and not psutil.pid_exists(int(pid)))
 
     for row in filter(is_left, client.api.containers(all=True, filters={"label": BUILDER})):
         with contextlib.suppress(docker.errors.NotFound):
             client.api.remove_container(row["Id"], force=True, v=True)
-    for row in filter(is_left, client.api.images(INSTALLED, filters={"label": BUILDER})):
-        with contextlib.suppress(docker.errors.APIError):  # a user's container or name has it
-            client.api.remove_image(row["Id"])
+    for kind in ({"reference": INSTALLED}, {"dangling": True}):
+        for row in filter(is_left, client.api.images(filters={"label": BUILDER, **kind})):
+            with contextlib.suppress(docker.errors.APIError):  # a user's container or name has it
+                client.api.remove_image(row["Id"])
 
 
 # ---- Progress

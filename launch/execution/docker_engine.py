@@ -171,7 +171,7 @@ def image_facts(id: str, repo_digests: list[str], labels: dict[str, str]) -> dic
     ours = {
         key.removeprefix(f"{LABEL}."): value
         for key, value in labels.items()
-        if key.startswith(f"{LABEL}.")
+        if key.startswith(f"{LABEL}.") and key != images_engine.BUILDER
     }
     ours |= json.loads(ours.pop("probe", "{}"))  # versions
     return {

@@ -23,7 +23,7 @@ import pytest
 
 from containers import build as builder
 from containers import engine as engines
-from containers import images
+from containers import images, install
 from tests.integration.conftest import (
     BUILD,
     FAKE_ENTRY,
@@ -34,6 +34,7 @@ from tests.integration.conftest import (
     inside,
     lock_of,
     stanzas,
+    wait_until,
 )
 
 pytestmark = [pytest.mark.integration, pytest.mark.usefixtures("nothing_is_left")]
@@ -136,6 +137,21 @@ def test_push_writes_digest_for_later_pulls(tiny, engine, registry, tmp_path, re
     assert engines.find_or_pull(engine, reference, print).id == pushed_id
 
 
+@pytest.mark.parametrize("had_tag", [False, True])
+def test_failed_push_leaves_no_tag(tiny, engine, remove, had_tag):
+    assert tiny().returncode == 0
+    repository, _, tag = tiny.reference.rpartition(":")
+    name = f"127.0.0.1:1/mine/tiny:{tag}"
+    remove.append(name)
+    if had_tag:
+        engine.images.get(tiny.reference).tag(name)
+    done = tiny("push=127.0.0.1:1/mine")  # no registry
+    assert done.returncode == 3
+    assert "127.0.0.1:1" in done.stderr
+    assert (engines.find(engine, name) is not None) == had_tag
+    assert engines.find(engine, tiny.reference)
+
+
 def test_check(tiny, fake_rocm, engine):
     absent = tiny("check=true")
     assert absent.returncode == 3
@@ -213,6 +229,27 @@ def test_next_build_removes_what_a_killed_build_left(engine, base, tiny, tmp_pat
     assert engines.find(engine, image) is None
 
 
+def test_next_build_removes_the_image_of_a_killed_build(engine, base, tiny, tmp_path):
+    """The engine finishes a COPY after its client is gone. Here, the client ends after the COPY."""
+    dockerfile = tmp_path / "slow/Dockerfile"
+    dockerfile.parent.mkdir()
+    dockerfile.write_text((images.FOLDER / "Dockerfile").read_text() + "RUN sleep 600\n")
+    lock = lock_of(dockerfile.parent, base, dockerfile=str(dockerfile))
+    before = unnamed(engine)
+    process = subprocess.Popen([*BUILD, "image=tiny", f"lock={lock}"], stdout=subprocess.DEVNULL)
+    wait_until(lambda: unnamed(engine) - before, process)
+    process.kill()
+    process.wait()
+    assert tiny().returncode == 0
+    assert unnamed(engine) <= before
+
+
+def unnamed(engine) -> set[str]:
+    """Return the ids of builds' images that have no name."""
+    filters = {"label": engines.BUILDER, "dangling": True}
+    return {image.id for image in engine.images.list(filters=filters)}
+
+
 def test_sweep_keeps_images_that_are_named_in_use_or_of_others(engine, base):
     pids = (os.getpid(), os.getpid(), os.getpid(), os.getppid())  # this process, and another
     named, used, left, running = made = [
@@ -285,6 +322,19 @@ def test_image_keeps_torch_of_rocm_base(tiny, fake_rocm, engine):
         inside(
             engine, tiny.reference, "python3", "-m", "pip", "install", "--no-index", "torch==2.14.0"
         )
+
+
+@pytest.mark.parametrize("size", ["1m", "8m"])  # fails in venv, and in ensurepip
+def test_full_disk_while_the_environment_is_made(engine, base, size):
+    program = (images.FOLDER / images.INSTALL).read_text()
+    files = {f"{builder.INSIDE}/{images.INSTALL}": program, f"{builder.INSIDE}/settings.json": "{}"}
+    argv = ["python3", "-B", f"/{builder.INSIDE}/{images.INSTALL}"]
+    disk = {"/opt/recipes": f"size={size}"}
+    with engines.ran(engine, base, argv, files, tmpfs=disk, user="0:0") as (code, lines, _):
+        assert code == 3
+    start = next(i for i, line in enumerate(lines) if line.startswith("error: "))
+    assert re.search(install.FULL_DISK, "\n".join(lines[start:]), re.IGNORECASE)
+    assert "Traceback (most recent call last):" not in lines[start:]
 
 
 def test_base_that_the_disk_cannot_hold(tiny, registry):
