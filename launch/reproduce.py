@@ -112,8 +112,8 @@ def reproduce_one(run_dir: Path, recorded: dict[str, Any], stop_signals: list[in
     now = record.begin(plan, host, image, recorded["parent"])
     is_same = recorded_hash(recorded) == now["composition_hash"]
     parts = COMPARED if is_same else (*COMPARED, "composition")
-    if plan.containers:  # only the ranks know their packages, and `image` determines them
-        parts = tuple(part for part in parts if part != "packages")
+    if plan.containers:  # only the ranks know their packages, which `image` determines
+        now["packages"] = recorded["packages"]
     lines = [x for part in parts for x in rundir.differences(recorded[part], now[part], part)]
     print(f"{len(lines)} difference(s) in {', '.join((*COMPARED, 'composition'))}")
     print("".join(f"  {line}\n" for line in lines), end="")
