@@ -16,8 +16,7 @@ from launch.schema.trainer_args import value_or_none
 
 SECRETS = "/run/secrets"
 OUR_PACKAGES = ("/", "opt", "recipes")  # parts of the folder where our images install packages
-HUB_MODELS = "models from the Hub"
-HUB_TRUE = ("1", "ON", "YES", "TRUE")  # huggingface_hub.constants
+HUB_MODELS, HUB_DATA = "models from the Hub", "data sets from the Hub"
 
 
 def mounts(config: Config, host: Host, run_dir: Path, secrets: bool) -> list[Mount]:
@@ -33,12 +32,11 @@ def mounts(config: Config, host: Host, run_dir: Path, secrets: bool) -> list[Mou
     sources = [(str(ROOT), True, "code")]
     sources += [(str(Path(path)), True, reason) for path, reason in inputs(config, host)]
     sources += [(path, False, reason) for path, reason in writable.items() if path]
-    # Mount the Hub's caches without the token next to them. Offline, models are read-only. datasets
-    # locks its files to read them, so it must write.
-    offline = {**host.environ, **config.user_env}.get("HF_HUB_OFFLINE", "").upper() in HUB_TRUE
+    # Mount the Hub's caches without the token next to them. Offline, they are read-only.
+    offline = process_env.is_offline(config, host)
     hub = hub_cache(host)
     sources += [(str(hub / "hub"), offline, HUB_MODELS)]
-    sources += [(str(hub / "datasets"), False, "data sets from the Hub")]
+    sources += [(str(hub / "datasets"), offline, HUB_DATA)]
     sources += [(str(hub / "xet"), False, "parts of downloads from the Hub")] * (not offline)
     for path, _, reason in sources:
         parts = Path(path).parts

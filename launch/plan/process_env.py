@@ -22,6 +22,7 @@ from launch.schema.plan import Setting
 from launch.schema.variables import CONTAINER_VARIABLES, CPU_CACHE_GIB, GPU_STACK, is_secret
 
 ROOT = Path(__file__).parents[2]
+HUB_TRUE = ("1", "ON", "YES", "TRUE")  # huggingface_hub.constants
 APPENDED_TO = ("PYTHONPATH",)  # the user's value is appended to ours
 
 
@@ -94,6 +95,11 @@ def container_variables(home: str, hub_cache: str) -> dict[str, str]:
     return {name: value.format(**folders) for name, value, *_ in _table()["container"]}
 
 
+def is_offline(config: Config, host: Host) -> bool:
+    """Return whether the ranks may only read the caches of the Hub."""
+    return {**host.environ, **config.user_env}.get("HF_HUB_OFFLINE", "").upper() in HUB_TRUE
+
+
 def _conditions(config: Config, host: Host, kind: str, gpus: list[int]) -> dict[str, bool]:
     """Return, for each condition of environment.yaml and conf/hardware, whether it is met."""
     vendor, topology, slurm = config.hardware.vendor, config.topology, config.runtime.slurm
@@ -131,6 +137,7 @@ def _conditions(config: Config, host: Host, kind: str, gpus: list[int]) -> dict[
         "debug_amd": finds_fault and vendor != Vendor.nvidia,
         "debug_compile": config.debug == Debug.compile,
         "container": config.runtime.in_container,
+        "container_offline": config.runtime.in_container and is_offline(config, host),
     }
 
 

@@ -28,6 +28,7 @@ def load(names: list[str], include: str | None) -> Any:
         )
     from lm_eval.tasks import TaskManager
 
+    datasets.disable_caching()  # tasks map their rows, and offline, the cache is read-only
     manager = TaskManager(include_path=include)
     known = manager.all_tasks
     for name in names:

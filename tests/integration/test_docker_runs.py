@@ -18,12 +18,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import datasets
 import docker
 import pytest
 
 from containers import images
 from containers.images import LABEL
 from launch.core import json_files
+from tests.helpers.hub_data import RIGHT
 from tests.integration.conftest import PATIENCE_S, lock_of, skip_without, wait_until
 from tests.integration.users import UID, Caller, gpu_gids
 
@@ -95,6 +97,24 @@ def test_train_with_two_processes(caller):
     assert any(name in ("trainers", "rank 0") and line in lines for name, _, line in shown)
     assert caller.containers() == []
     assert json_files.read_metrics(run / "metrics.jsonl")[-1]["step"] == 2
+
+
+def test_offline_run_reads_a_data_set_whose_cache_it_cannot_change(caller):
+    source, hub = caller.home / "sums", caller.home / "hf"
+    source.mkdir()
+    rows = [{"messages": RIGHT}] * 8
+    (source / "train.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    datasets.load_dataset(str(source), cache_dir=str(hub / "datasets"))
+    (hub / "datasets/sums").rename(hub / "datasets/nobody___sums")  # as if from the Hub
+    for file in [hub, *hub.rglob("*")]:
+        os.chown(file, caller.uid, caller.uid)
+    before = {file: file.lstat().st_mtime_ns for file in (hub / "datasets").rglob("*")}
+    data = ["data=hub", "data.hub_id=nobody/sums", f"data.revision={'0' * 40}"]
+    done = caller.run(
+        *SMOKE, "hardware=cpu", "model=tiny", *data, HF_HUB_OFFLINE="1", HF_HOME=str(hub)
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert {file: file.lstat().st_mtime_ns for file in (hub / "datasets").rglob("*")} == before
 
 
 def test_confined_container_saves_on_signal_and_resumes(caller):

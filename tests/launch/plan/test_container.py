@@ -205,14 +205,14 @@ def test_limits_of_processes(hardware, highest, limits):
     ({}, [], False), ({"HF_HUB_OFFLINE": "0"}, [], False),
     ({"HF_HUB_OFFLINE": "1"}, [], True), ({}, ["user_env.HF_HUB_OFFLINE=true"], True),
 ])  # fmt: skip
-def test_offline_runs_cannot_change_the_models_of_later_ones(shell, override, offline):
+def test_offline_runs_cannot_change_the_files_of_later_ones(shell, override, offline):
     (spec,) = specs(
         "hardware=cpu", "runtime=docker", *override, host=host_with(0, **shell)
     ).values()
     read_only = {Path(m.source).name: m.read_only for m in spec.mounts if "Hub" in m.reason}
-    expected = {"hub": True, "datasets": False} if offline else dict.fromkeys(read_only, False)
-    assert read_only == expected
+    assert read_only == dict.fromkeys(("hub", "datasets") if offline else read_only, offline)
     assert len(read_only) == (2 if offline else 3)
+    assert ("HF_DATASETS_CACHE" in spec.environment) == offline
 
 
 def test_limits_and_network():
