@@ -106,6 +106,9 @@ def check_gpus(plan: Plan, host: Host) -> None:
         return
     withheld = f" ({len(host.withheld)} more were not passed to this container)"
     remedy = "smoke=true runs a tiny version on the CPU; mode=plan only shows the plan."
+    if vendor == Vendor.amd and count + len(host.withheld) >= len(gpus) > count:
+        start = "docker run --device /dev/kfd --device /dev/dri ..."
+        remedy = f"To pass them, start this container with: {start} Without them: {remedy}"
     if count >= len(gpus):
         numbers = ",".join(map(str, sorted(gpus)))
         remedy = f"Your mask selects GPU {numbers}. Fix {placement.MASK[vendor]}."

@@ -206,7 +206,8 @@ def test_reports_gpus_that_were_not_passed_to_the_container(tmp_path):
     machine.remove("dev/dri/renderD130")
     with pytest.raises(
         HostError,
-        match=r"8 amd GPU\(s\) needed, 7 found here \(1 more were not passed to this container\)",
+        match=r"8 amd GPU\(s\) needed, 7 found here \(1 more were not passed to this container\)"
+        r".* --device /dev/kfd ",
     ):
         execute.check_host(*plan_on(machine, "hardware=mi300x"))
 
