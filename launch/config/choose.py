@@ -95,6 +95,8 @@ def with_value(config: Config, key: str, value: Any) -> Config:
 
 def _with(node: Any, path: list[str], value: Any) -> Any:
     name, *rest = path
+    if isinstance(node, list):
+        return [_with(each, rest, value) if str(n) == name else each for n, each in enumerate(node)]
     if isinstance(node, dict):
         others = {key: item for key, item in node.items() if key != name}
         return {**node, name: value} if value is not None else others

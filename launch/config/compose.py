@@ -39,6 +39,7 @@ from launch.core.errors import UserError
 from launch.inputs import model_config
 from launch.inputs.paths import pinned
 from launch.schema import Config, trainer_args
+from launch.schema.data import Data, Source
 from launch.schema.enums import Init
 from launch.schema.method import Method
 
@@ -151,6 +152,10 @@ def _make_paths_absolute(config: Config) -> None:
         _make_absolute(config, key)
     for number, source in enumerate(config.data.sources):
         _make_absolute(source, "path", f"data.sources[{number}].")
+    every: list[Data | Source] = [config.data, *config.data.sources]
+    for rows in every:
+        if rows.hub_id and Path(rows.hub_id).is_dir():  # `datasets` prefers it to the Hub
+            rows.hub_id = str(pinned(rows.hub_id))
     if "PYTHONPATH" in config.user_env:
         folders = filter(None, config.user_env["PYTHONPATH"].split(os.pathsep))
         config.user_env["PYTHONPATH"] = os.pathsep.join(str(pinned(folder)) for folder in folders)
@@ -177,7 +182,10 @@ def leaf(config: Config, key: str) -> object:
     """Return the value at a dotted key; None if a free mapping does not have the key."""
     node: object = config
     for part in key.split("."):
-        node = node.get(part) if isinstance(node, dict) else getattr(node, part)
+        if isinstance(node, list):
+            node = node[int(part)]
+        else:
+            node = node.get(part) if isinstance(node, dict) else getattr(node, part)
     return node
 
 

@@ -82,9 +82,13 @@ def identity(composition: dict[str, Any]) -> dict[str, Any]:
     return {**keys, "method": method} if method else keys
 
 
-def _with_earlier_value(node: dict[str, Any], path: list[str], before: Any) -> dict[str, Any]:
+def _with_earlier_value(node: Any, path: list[str], before: Any) -> Any:
     """Return a copy with `before` at the path; remove an argument whose earlier value is None."""
     name, *rest = path
+    if isinstance(node, list):
+        number = int(name)
+        earlier = _with_earlier_value(node[number], rest, before)
+        return [*node[:number], earlier, *node[number + 1 :]]
     if rest:
         return {**node, name: _with_earlier_value(node[name], rest, before)}
     if before is None and name not in ("compile", "rows", "checkpointed_layers", "revision"):

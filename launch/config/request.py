@@ -7,8 +7,9 @@ import functools
 import os
 import sys
 import typing
-from collections.abc import Callable, Collection
-from typing import Any
+from collections.abc import Callable, Collection, Iterable
+from pathlib import Path
+from typing import Any, Self
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override, OverrideType
@@ -27,6 +28,7 @@ from launch.config.wording import (
     unknown_option,
 )
 from launch.core.errors import UserError
+from launch.core.key_values import hydra_value
 from launch.schema.enums import Mode
 
 SYNTAX = "Use key=value or group=option. Quote special characters; close quotes and brackets."
@@ -34,7 +36,13 @@ MAX_SHOWN = 80  # characters of an override in a message
 
 
 class Request(tuple[str, ...]):
-    """The overrides of a command."""
+    """The overrides of a command.
+
+    `experiment=<file.yaml>` becomes Hydra's search path and the name of the file.
+    """
+
+    def __new__(cls, overrides: Iterable[str] = ()) -> Self:
+        return super().__new__(cls, (word for line in overrides for word in _experiment_of(line)))
 
     @functools.cached_property
     def parsed(self) -> list[Override]:
@@ -110,6 +118,18 @@ class Request(tuple[str, ...]):
         with contextlib.suppress(HydraException, OmegaConfBaseException, UserError):
             return compose.arguments(Request(options))
         return all_arguments()
+
+
+def _experiment_of(override: str) -> list[str]:
+    """Return the overrides that find an experiment's file; other overrides as they are."""
+    key, _, value = override.partition("=")
+    if key != "experiment" or not value.endswith(".yaml"):
+        return [override]
+    file = Path(value).expanduser().resolve()
+    if not file.is_file() or file.parent.name != "experiment":
+        raise UserError(f"{override}: not a file in a directory named `experiment`.")
+    path = hydra_value(f"file://{file.parents[1]}")
+    return [f"hydra.searchpath=[{path}]", f"experiment={file.stem}"]
 
 
 @functools.cache  # parsing an override at each use took a tenth of the time of a plan

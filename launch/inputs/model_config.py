@@ -109,6 +109,16 @@ def of_hub(hub_id: str, revision: str | None, is_offline: bool) -> Found | str:
     return _found(f"config.json of {hub_id}", content, commit=file.parent.name)
 
 
+def data_file(hub_id: str, is_offline: bool) -> Path | str:
+    """Return a file of a Hub data set, in a folder named after its commit, or why it is missing.
+
+    The Hub creates repositories with a .gitattributes, but their owners write README.md.
+    """
+    file = hub_file(hub_id, "README.md", None, is_offline, "dataset")
+    other = hub_file(hub_id, ".gitattributes", None, is_offline, "dataset")
+    return other if isinstance(file, str) and isinstance(other, Path) else file
+
+
 @functools.cache  # a sweep or a pipeline reads it many times
 def hub_file(
     hub_id: str, name: str, revision: str | None, is_offline: bool, repo_type: str = "model"

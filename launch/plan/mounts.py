@@ -69,6 +69,8 @@ def inputs(config: Config, host: Host) -> list[tuple[str, str]]:
         (config.adapter.path, "adapter"),
         *((path, key) for key, path in named_files(config).items()),
     ]
+    ids = [data.hub_id or "", *(source.hub_id or "" for source in data.sources)]
+    paths += [(path, "data") for path in ids if Path(path).is_absolute()]  # a local data set
     if data.kind == "samples" and data.path:
         files = sample_files.files(data.path)
         targets = [file for file in files if not Path(file).is_relative_to(data.path)]

@@ -160,7 +160,8 @@ def _composition(plan: Plan) -> Facts:
         files = files or data.path or data.heldout_path or data.hub_id or ""
         text = f"{data.kind} {next_steps.short_path(files)}"
         if data.kind in ("jsonl", "hub", "mix"):
-            text += _revision(data.revision) * (data.kind == "hub") + _row_counts(config)
+            is_remote = data.kind == "hub" and not Path(files).is_absolute()
+            text += _revision(data.revision) * is_remote + _row_counts(config)
         if data.kind in ("reasoning", "code"):
             tasks = _tasks(data)
             text = f"{data.num_train} generated problems of {tasks}; {data.num_heldout} held out"

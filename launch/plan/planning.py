@@ -36,7 +36,8 @@ from launch.plan import (
 from launch.plan.views import image_json
 from launch.rules import check
 from launch.rules.warnings import rule_warnings
-from launch.schema import Choice, Config, trainer_args
+from launch.schema import Choice, Config, Model, trainer_args
+from launch.schema.data import Data, Source
 from launch.schema.enums import SpeedMode, Vendor
 from launch.schema.plan import ContainerSpec, Memory, Plan, Process
 
@@ -101,24 +102,28 @@ def with_commits(plan: Plan, host: Host) -> Plan:
     If no revision is set, it is the commit in the cache, or else the newest. It is recorded as a
     choice, so a resumed run keeps it. Raises UserError if neither is available.
     """
-    config = plan.config
-    repositories = {}
+    config, is_offline = plan.config, follow_files.is_offline(plan.config.user_env)
+    repositories: dict[str, Model | Data | Source] = {}
     if predictions.download_gb(config):
-        repositories["model"] = (config.model.hub_id, "config.json", "model")
-    if config.data.kind == "hub" and config.method.reads("data"):
-        repositories["data"] = (config.data.hub_id, "README.md", "dataset")
-    is_offline = follow_files.is_offline(config.user_env)
-    for group, (hub_id, name, kind) in repositories.items():
-        if getattr(config, group).revision:
+        repositories["model"] = config.model
+    if config.method.reads("data"):
+        repositories["data"] = config.data
+        repositories |= {f"data.sources.{n}": each for n, each in enumerate(config.data.sources)}
+    for key, each in repositories.items():
+        is_directory = key != "model" and Path(each.hub_id or "").is_absolute()
+        if each.revision or not each.hub_id or is_directory:
             continue
-        file = model_config.hub_file(str(hub_id), name, None, is_offline, kind)
+        if key == "model":
+            file = model_config.hub_file(each.hub_id, "config.json", None, is_offline)
+        else:
+            file = model_config.data_file(each.hub_id, is_offline)
         if isinstance(file, str):
             raise UserError(
-                f"{group}.hub_id={hub_id}: its commit is unknown: {file}. Or use: "
-                f"{group}.revision=<commit>."
+                f"{key}.hub_id={each.hub_id}: its commit is unknown: {file}. Or use: "
+                f"{key}.revision=<commit>."
             )
         choice = Choice(
-            f"{group}.revision",
+            f"{key}.revision",
             file.parent.name,
             "the cache's, or else the newest when the run started",
         )

@@ -49,10 +49,8 @@ def source_problems(c: Config) -> Iterator[Refusal]:
     problem = remedy = ""
     total = sum(source.weight for source in data.sources)
     for number, source in enumerate(data.sources):
-        if (source.path is None) == (source.hub_id is None) or (
-            source.hub_id and not source.revision
-        ):
-            problem = f"data.sources[{number}] needs either a path, or a hub_id with a revision"
+        if (source.path is None) == (source.hub_id is None):
+            problem = f"data.sources[{number}] needs either a path or a hub_id"
             remedy = mixture
     if not problem and data.sources and abs(total - 1) > TOLERANCE:
         shares = ", ".join(f"{source.weight / (total or 1):.4g}" for source in data.sources)

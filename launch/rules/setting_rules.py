@@ -70,6 +70,11 @@ FACTS: Facts = {
         or (c.method.reads("precision") and not (c.method.exports and c.adapter.name == "none"))
     ),
     "revision_of_file": lambda c: file(c.model.name).get("revision"),
+    "trains_sums": lambda c: (
+        c.method.trains
+        and c.data.name == "reasoning"
+        and all(task.name == "basic_arithmetic" for task in c.data.tasks)
+    ),
     "shares_gpu": placement.shares_gpu,
 }
 

@@ -26,14 +26,20 @@ NUMERICS_BYTES = 28
 ADAPTER_FACTOR = 10  # learning rate of an adapter, in rates of full training (conf/adapter)
 MAX_TIMES = 10  # the usual learning rate of an adapter; our choice
 MAX_PASSES, USUAL_PASSES = 50, 3  # over the rows of a file; our choice
+# Public rows for a pretrained model, by what the method reads.
+PUBLIC_DATA = {"sft": "ultrachat", "dpo": "ultrafeedback", "grpo": "gsm8k"}
 # Limits of data.filter in tokens, which only training phases read.
 LENGTHS = ("min_tokens", "max_tokens", "max_prompt_tokens")
 
 
 def rule_warnings(c: Config) -> list[str]:
     rate = float(value_or_none(c, "learning_rate") or 0.0)
-    values = {"rate": rate, "board": board(c)}
-    values["ranks"] = placement.trainers_of_a_node(c)
+    values = {
+        "rate": rate,
+        "board": board(c),
+        "ranks": placement.trainers_of_a_node(c),
+        "public": PUBLIC_DATA.get(str(c.method.rows)),
+    }
     lines = [
         row["text"].format(config=c, **values)
         for row in table(__file__, "warnings")

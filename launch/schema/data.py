@@ -73,7 +73,7 @@ class Source:
 
     path: Optional[str] = None
     hub_id: Optional[str] = None
-    revision: Optional[str] = None
+    revision: Optional[str] = None  # commit; null: the cache's or the newest, recorded
     subset: Optional[str] = None
     split: str = "train"
     # like the keys of `data`, which apply to the source unless it sets its own

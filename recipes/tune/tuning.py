@@ -1,8 +1,8 @@
 """Run the trials of a tuning run, and write an experiment file with the best setting.
 
-    python launch/run.py 'hydra.searchpath=[file://<run>/conf]' experiment=<name>
+    python launch/run.py experiment=<run>/conf/experiment/<name>.yaml
 
-runs that setting. A copy of the file in conf/experiment/ works without hydra.searchpath.
+runs that setting. A copy of the file in conf/experiment/ is experiment=<name>.
 conf/method/tune/<name>.yaml has the command that starts a tuning run.
 """
 
@@ -21,7 +21,6 @@ import yaml
 from omegaconf import DictConfig, OmegaConf
 
 from launch.core.errors import UserError
-from launch.core.key_values import hydra_value
 from recipes.bench.benchmark import Row, Table, measure_rows, show
 from recipes.rank.names import name_field
 from recipes.rank.program import Failed
@@ -188,9 +187,8 @@ def batch_change_notes(config: DictConfig, setting: Setting) -> list[str]:
 
 
 def launch_command(path: Path) -> list[str]:
-    """Return the command that starts an experiment file of a run directory."""
-    searchpath = f"hydra.searchpath=[{hydra_value(f'file://{path.parents[1]}')}]"
-    return ["python", "launch/run.py", searchpath, f"experiment={path.stem}"]
+    """Return the command that starts an experiment file."""
+    return ["python", "launch/run.py", f"experiment={path}"]
 
 
 def write_file(

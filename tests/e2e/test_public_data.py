@@ -35,6 +35,7 @@ def machine(monkeypatch, tmp_path):
     ("preferences_dpo", "ultrafeedback", "rewards/margins"),
     ("mi50_phase3", "numina_math", "mean_token_accuracy"),
     ("mi50_lora", "numina_math", "mean_token_accuracy"),
+    ("one_card_sft", "ultrachat", "mean_token_accuracy"),
     ("strix_halo_sft", "ultrachat", "mean_token_accuracy"),
     ("rx7900xtx_grpo_gsm8k_lora", "gsm8k", "rewards/accuracy/mean"),
     ("mi300x_single_grpo_gsm8k", "gsm8k", "rewards/accuracy/mean"),

@@ -263,11 +263,11 @@ defaults: [{override /hardware: mi530x}] | hardware=mi530x | Did you mean mi350x
 
 @pytest.mark.parametrize("line", IN_A_FILE.strip().splitlines())
 def test_mistakes_inside_an_experiment_file(launch, tmp_path, line):
-    """Repeat the mistakes in a user's file, which Hydra finds through hydra.searchpath."""
+    """Repeat the mistakes in a user's file, which has a path in place of a name."""
     content, *words = line.split(" | ")
     (tmp_path / "experiment").mkdir()
     (tmp_path / "experiment/mine.yaml").write_text(f"# @package _global_\n{content}\n")
-    done = launch("experiment=mine", f"hydra.searchpath=[file://{tmp_path}]", "mode=plan")
+    done = launch(f"experiment={tmp_path}/experiment/mine.yaml", "mode=plan")
     assert done.code == 2
     assert "Traceback" not in done.err
     assert [part for part in words if part not in done.err] == []

@@ -344,6 +344,7 @@ def test_generated_problems_suit_the_model(overrides, name):
     ("mi350x_qwen3_8b_lora", "sft"),
     ("strix_halo_sft", "sft"),
     ("mi50_lora", "sft"),
+    ("one_card_sft", "sft"),
     ("rx7900xtx_grpo_gsm8k_lora", "grpo"),
 ])  # fmt: skip
 def test_lora_has_ten_times_the_learning_rate_of_full_training(experiment, method):
@@ -361,11 +362,15 @@ def test_lora_has_ten_times_the_learning_rate_of_full_training(experiment, metho
     ("preferences_dpo", {}),
     ("mi50_phase3", {}),
     ("mi50_lora", {}),
+    ("one_card_sft", {}),
     ("strix_halo_sft", {}),
 ])  # fmt: skip
 def test_experiments_with_public_data_are_pinned_and_fit(experiment, rewards):
-    hardware = ["hardware=mi300x"] if experiment in ("chat_sft", "preferences_dpo") else []
-    config = composed(f"experiment={experiment}", *hardware)
+    hardware = {
+        **dict.fromkeys(("chat_sft", "preferences_dpo"), ["hardware=mi300x"]),
+        "one_card_sft": ["hardware=mi50_16gb"],
+    }
+    config = composed(f"experiment={experiment}", *hardware.get(experiment, []))
     is_unverified = config.data.hub_id == "AI-MO/NuminaMath-CoT"
     assert is_unverified or re.fullmatch("[0-9a-f]{40}", config.data.revision)
     assert config.method.rewards == rewards

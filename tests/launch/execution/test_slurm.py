@@ -245,6 +245,21 @@ def test_a_run_records_the_newest_commit_and_keeps_it(
     assert len([*(tmp_path / "runs").glob("*/[0-9]*")]) == 2
 
 
+def test_a_run_records_the_commits_of_a_mix_without_readme(launch, tools, tmp_path, hub):
+    tools.add("squeue", "exit 0")
+    hub("me/rows", "datasets")
+    snapshot = tmp_path / "datasets--me--rows/snapshots" / COMMIT
+    (snapshot / "README.md").rename(snapshot / ".gitattributes")
+    (tmp_path / "rows").mkdir()
+    sources = f"[{{hub_id: me/rows, weight: 0.5}}, {{hub_id: {tmp_path}/rows, weight: 0.5}}]"
+    for _ in range(2):  # the second command resumes the first
+        done = launch(*JOB, "data=mix", f"data.sources={sources}", "tracking=none")
+        assert done.code == 0, done.err
+        [run_dir] = (tmp_path / "runs").glob("*/[0-9]*")
+        commits = [source.revision for source in slurm_job.composition(run_dir).data.sources]
+        assert commits == [COMMIT, None]
+
+
 @pytest.mark.parametrize(("words", "group"), [(GRPO, "model"), (PUBLIC, "data")])
 def test_a_plan_needs_no_commit_and_a_run_names_what_it_lacks(
     launch, tools, tmp_path, hub, words, group

@@ -501,6 +501,12 @@ def test_remedies_for_servers_that_take_every_gpu_work(overrides, remedy):
 
 # overrides | words of the warning, or none
 WARNINGS = """
+QWEN data=auto | data=ultrachat
+QWEN data=auto method=dpo | data=ultrafeedback
+hardware=mi300x model=smollm2_135m data=auto method=grpo | data=gsm8k
+GRPO data=auto topology=split | none
+QWEN data=auto model.init=random | none
+QWEN data=ultrachat | none
 data.preview=5 mode=plan | Without mode=plan
 hardware=strix_halo adapter=qlora precision=nf4 model=qwen3_8b | twice as slow
 hardware=strix_halo precision=fp16 model=qwen3_1_7b | less stable
@@ -509,7 +515,7 @@ GRPO topology=split | none
 hardware=mi300a topology=ddp topology.num_gpus=3 | collectives of 3 GPUs
 QWEN adapter=lora | method.args.learning_rate=0.0002.
 GRPO adapter=dora topology=colocate | method.args.learning_rate=1e-05.
-QWEN adapter=lora method.args.learning_rate=2e-5 | none
+QWEN adapter=lora method.args.learning_rate=2e-5 data=ultrachat | none
 GRPO adapter=lora topology=colocate method.args.learning_rate=2e-4 | 20 times
 GRPO adapter=lora topology=colocate method.args.learning_rate=1e-4 | 10 times
 GRPO adapter=lora topology=colocate method.args.learning_rate=9e-5 | none

@@ -117,7 +117,7 @@ def test_before_after_and_an_experiment_that_composes(tmp_path, capsys):
     assert result["before"] == {"tokens_per_second": 100.0}
     assert result["overrides"] == ["method.args.per_device_train_batch_size=8", "user_env.HIP_B=1"]
     name = "tuned_batch_sft_qwen3_4b_mi350x"
-    config = compose([f"hydra.searchpath=[file://{tmp_path}/conf]", f"experiment={name}"])
+    config = compose([f"experiment={tmp_path}/conf/experiment/{name}.yaml"])
     assert config.method.args["per_device_train_batch_size"] == 8
     assert (config.hardware.name, config.model.init.name) == ("mi350x", "random")
     assert (config.name, config.user_env) == (name, {"HIP_B": "1"})
