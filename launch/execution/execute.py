@@ -27,7 +27,7 @@ from launch.core.errors import (
 from launch.execution import apptainer, mounted, orphans, provenance, record, secret_files
 from launch.execution.local import LocalProcess
 from launch.execution.progress_line import Progress
-from launch.execution.slurm_process import NodeProcess, check_pyxis, step
+from launch.execution.slurm_process import NodeProcess, PyxisProcess, check_pyxis, step
 from launch.execution.supervise import (
     GroupHandle,
     Outcome,
@@ -278,7 +278,7 @@ def starter(plan: Plan, host: Host, image: dict[str, Any] | None, here: int = 0)
         if process.kind == "verifier":
             return sandboxed.SandboxProcess(client, plan, process, host, log)
         if plan.config.runtime.on_node == "pyxis" and spec:
-            return NodeProcess(mounted.on_host(process, spec), log)
+            return PyxisProcess(mounted.on_host(process, spec), log)
         if process.node != here:
             return NodeProcess(step(plan.run_dir, process), log)
         if spec is None or image is None:

@@ -31,7 +31,7 @@ class NodeProcess(LocalProcess):
     """
 
     def __init__(self, process: Process, log: Path) -> None:
-        self.server = process.server
+        self.server, self.name = process.server, process.name
         # srun needs the variables of the job.
         super().__init__(dataclasses.replace(process, inherited=[*os.environ]), log)
 
@@ -43,6 +43,19 @@ class NodeProcess(LocalProcess):
         with contextlib.suppress(ProcessLookupError):
             os.kill(self.child.pid, signal.SIGUSR1)
         self.wait(STACKS_S)
+
+
+class PyxisProcess(NodeProcess):
+    """A GroupHandle for an srun that runs the group in a container, on any node."""
+
+    def terminate(self) -> None:
+        """Signal the tasks of the step. srun would kill them, also on the first node."""
+        argv = ["squeue", "--steps", "--noheader", f"--jobs={os.environ['SLURM_JOB_ID']}"]
+        argv.append("--format=%i %j")
+        for line in subprocess.run(argv, capture_output=True, text=True).stdout.splitlines():
+            number, name = line.split()
+            if name == self.name:
+                subprocess.run(["scancel", "--signal=TERM", number])
 
 
 def check_pyxis(config: Config) -> dict[str, Any]:

@@ -62,7 +62,9 @@ def prefix(config: Config, host: Host, spec: ContainerSpec, process: Process) ->
     passed = [name for name in (*spec.environment, *spec.secrets) if name not in OWN]
     return [
         *srun(process),
-        f"--export={','.join([*passed, *OWN, 'PATH'])}",
+        # By default, enroot starts a login shell, whose /etc/profile replaces the PATH of images
+        # of Debian.
+        f"--export={','.join([*passed, *OWN, 'PATH', 'ENROOT_LOGIN_SHELL=no'])}",
         f"--container-image={spec.image}",
         f"--container-mounts={','.join(mounts)}",
         f"--container-workdir={ROOT}",

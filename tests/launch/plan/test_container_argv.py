@@ -18,6 +18,7 @@ import pytest
 from launch.core.errors import HostError, UserError
 from launch.execution import apptainer
 from launch.execution.execute import check_host
+from launch.execution.slurm_process import PyxisProcess
 from launch.plan import local_copies
 from launch.plan.container import image_reference
 from launch.plan.container_argv import on_host, sif
@@ -130,3 +131,24 @@ def test_pyxis_with_its_plugin_and_a_pushed_image(tools):
     tools.add("srun", "echo --container-image")
     plan = plan_of(*PYXIS, *PUSHED, "smoke=true", run_dir="/runs/golden/1")
     assert check_host(plan, host_with(8))["repo_digests"] == [DIGEST]
+
+
+def test_pyxis_signals_the_tasks_and_not_srun(tools, monkeypatch, tmp_path):
+    """On SIGTERM, srun kills its step, so no rank could save."""
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
+    signalled = tmp_path / "signalled"
+    tools.add("srun", "while ! test -e finished; do sleep 0.02; done")
+    tools.add("squeue", "echo '7.batch batch'; echo '7.0 trainers-1'; echo '7.1 trainers'")
+    tools.add("scancel", f'echo "$@" >> {signalled}')
+    monkeypatch.chdir(tmp_path)
+    plan = plan_of(*TWO_NODES, *PYXIS, *PUSHED, run_dir="/runs/golden/1")
+    process = next(process for process in plan.processes if process.name == "trainers")
+    group = PyxisProcess(on_host(process, plan.containers["trainers"]), tmp_path / "log")
+    try:
+        group.terminate()
+        assert signalled.read_text().split() == ["--signal=TERM", "7.1"]
+        assert group.poll() is None
+    finally:
+        (tmp_path / "finished").touch()
+        group.wait(10)
+        group.remove()
