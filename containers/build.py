@@ -17,6 +17,7 @@ lock; 75 interrupted (run the command again; downloads are reused).
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -255,7 +256,8 @@ def push(client: docker.DockerClient, image: Image, registry: str, say: engine.S
             raise HostError(f"{name} is pushed, but the engine states no digest.")
     except BaseException:
         if is_new:
-            client.api.remove_image(name)
+            with contextlib.suppress(docker.errors.DockerException, OSError):
+                client.api.remove_image(name)
         raise
     return f"{name}@{digest}"
 
