@@ -17,6 +17,7 @@ from hydra.errors import HydraException
 from omegaconf.errors import OmegaConfBaseException
 
 from launch.config.wording import (
+    CONF,
     all_arguments,
     check_key,
     fields,
@@ -42,7 +43,10 @@ class Request(tuple[str, ...]):
     """
 
     def __new__(cls, overrides: Iterable[str] = ()) -> Self:
-        return super().__new__(cls, (word for line in overrides for word in _experiment_of(line)))
+        words = [word for line in overrides for word in _experiment_of(line)]
+        if sum(word.startswith("hydra.searchpath=") for word in words) > 1:
+            raise UserError("experiment=<file>: use only one file, and no hydra.searchpath.")
+        return super().__new__(cls, words)
 
     @functools.cached_property
     def parsed(self) -> list[Override]:
@@ -123,13 +127,18 @@ class Request(tuple[str, ...]):
 def _experiment_of(override: str) -> list[str]:
     """Return the overrides that find an experiment's file; other overrides as they are."""
     key, _, value = override.partition("=")
-    if key != "experiment" or not value.endswith(".yaml"):
+    if key != "experiment" or not value.endswith(".yaml") or "," in value:  # a sweep's values
         return [override]
-    file = Path(value).expanduser().resolve()
+    file = Path(value).expanduser().absolute()
     if not file.is_file() or file.parent.name != "experiment":
-        raise UserError(f"{override}: not a file in a directory named `experiment`.")
+        raise UserError(f"{override}: no such file. Use: experiment=<dir>/experiment/<name>.yaml.")
+    ours, name = CONF / "experiment" / file.name, file.stem
+    if ours.exists() and not ours.samefile(file):  # Hydra would take ours
+        raise UserError(f"{override}: conf/experiment has a {file.name} too. Rename your file.")
+    if not name[0].isalpha() or hydra_value(name) != name:  # such as 1 or null
+        raise UserError(f"{override}: rename the file, to letters, digits, _ and -.")
     path = hydra_value(f"file://{file.parents[1]}")
-    return [f"hydra.searchpath=[{path}]", f"experiment={file.stem}"]
+    return [f"hydra.searchpath=[{path}]", f"experiment={name}"]
 
 
 @functools.cache  # parsing an override at each use took a tenth of the time of a plan

@@ -271,3 +271,26 @@ def test_mistakes_inside_an_experiment_file(launch, tmp_path, line):
     assert done.code == 2
     assert "Traceback" not in done.err
     assert [part for part in words if part not in done.err] == []
+
+
+def test_an_experiment_file_is_one_that_hydra_finds(launch, tmp_path):
+    folder = tmp_path / "experiment"
+    folder.mkdir()
+    for name in ("1", "mine", "other", "quickstart"):
+        (folder / f"{name}.yaml").write_text("# @package _global_\nseed: 7\n")
+    linked = folder / "linked.yaml"
+    linked.symlink_to(folder / "mine.yaml")
+    assert launch(f"experiment={linked}", "mode=plan").code == 0
+    for words, part in {
+        f"experiment={folder}/1.yaml": "rename the file",
+        f"experiment={folder}/quickstart.yaml": "conf/experiment has a quickstart.yaml too",
+        f"experiment={folder}/mine.yaml experiment={folder}/other.yaml": "only one file",
+        f"experiment={folder}/missing.yaml": "no such file",
+    }.items():
+        done = launch(*words.split(), "mode=plan")
+        assert (done.code, part in done.err) == (2, True), words
+
+
+def test_a_missing_directory_of_rows(launch, tmp_path):
+    done = launch("data=hub", f"data.hub_id={tmp_path}/rows", "mode=plan")
+    assert (done.code, "no such directory" in done.err) == (2, True)
