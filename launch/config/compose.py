@@ -154,8 +154,8 @@ def _make_paths_absolute(config: Config) -> None:
         _make_absolute(source, "path", f"data.sources[{number}].")
     every: list[Data | Source] = [config.data, *config.data.sources]
     for rows in every:
-        if rows.hub_id and Path(rows.hub_id).is_dir():  # `datasets` prefers it to the Hub
-            rows.hub_id = str(pinned(rows.hub_id))
+        if rows.hub_id and rows.hub_id.startswith(("/", ".", "~")):  # a directory
+            rows.hub_id, rows.revision = str(pinned(rows.hub_id)), None
     if "PYTHONPATH" in config.user_env:
         folders = filter(None, config.user_env["PYTHONPATH"].split(os.pathsep))
         config.user_env["PYTHONPATH"] = os.pathsep.join(str(pinned(folder)) for folder in folders)

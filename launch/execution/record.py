@@ -13,7 +13,7 @@ from typing import Any
 from launch.config.identity import composition, composition_hash, identity, identity_of
 from launch.core.json_files import plain, read_json, sha256, write_json
 from launch.inputs import reward_files, sample_files
-from launch.inputs.jsonl_files import named_files
+from launch.inputs.jsonl_files import local_set_files, named_files
 from launch.inputs.tuned_files import tuned_files
 from launch.machine.detect import Host
 from launch.machine.sysfs import text
@@ -151,8 +151,8 @@ def packages() -> dict[str, str]:
     """Return the version of each installed package by name. Do not modify the cached result."""
     from importlib.metadata import distributions  # takes 15 ms
 
-    installed = (distribution.metadata for distribution in distributions())
-    return dict(sorted((metadata["Name"], metadata["Version"]) for metadata in installed))
+    installed = reversed([*distributions()])  # of two versions, Python imports the first
+    return dict(sorted({each.name: each.version for each in installed if each.name}.items()))
 
 
 def model(plan: Plan) -> dict[str, Any]:
@@ -185,7 +185,7 @@ def data_paths(plan: Plan) -> list[str]:
     """Return the existing data files, sample directories, rewards and tuned files of the run."""
     source, tuned = plan.config.data, tuned_files(plan.config).values()
     paths = [source.path, source.heldout_path, *named_files(plan.config).values(), *map(str, tuned)]
-    paths += reward_files.sources(plan.config)
+    paths += [*reward_files.sources(plan.config), *local_set_files(plan.config)]
     return [path for path in paths if path and Path(path).exists()]
 
 

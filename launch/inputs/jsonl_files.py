@@ -42,6 +42,20 @@ def named_files(config: Config) -> dict[str, str]:
     return {key: path for key, path in files.items() if path}
 
 
+def local_sets(config: Config) -> dict[str, Path]:
+    """Return key -> directory of the data sets with `hub_id` that are not on the Hub."""
+    ids = {"data.hub_id": config.data.hub_id or ""}
+    sources = enumerate(config.data.sources)
+    ids |= {f"data.sources[{n}].hub_id": source.hub_id or "" for n, source in sources}
+    return {key: Path(path) for key, path in ids.items() if Path(path).is_absolute()}
+
+
+def local_set_files(config: Config) -> list[str]:
+    """Return the files of those data sets."""
+    folders = local_sets(config).values()
+    return sorted(str(p) for folder in folders for p in folder.rglob("*") if p.is_file())
+
+
 def check_is_file(key: str, path: Path) -> None:
     """Raise UserError if `path` is not a file or, for a file of rows, not JSONL."""
     if not path.is_file():
@@ -114,7 +128,10 @@ def _count(file: Path, _size: int, _mtime_ns: int) -> int:
 
 
 def check_data_files(config: Config) -> None:
-    """Raise UserError for a missing file, or for rows that are not JSONL."""
+    """Raise UserError for a missing file or data set, or for rows that are not JSONL."""
+    for key, folder in local_sets(config).items():
+        if not folder.is_dir():
+            raise UserError(f"{key}={folder}: no such directory.{near_files(folder)}")
     for key, path in named_files(config).items():
         # data=samples also reads a directory, such as a run directory.
         if key != "data.path" or not Path(path).is_dir():

@@ -12,7 +12,7 @@ from typing import Any
 
 from launch.core.json_files import plain, read_json
 from launch.inputs import paths, sample_files
-from launch.inputs.jsonl_files import named_files
+from launch.inputs.jsonl_files import local_set_files, named_files
 from launch.machine.detect import Host
 from launch.schema import Config, trainer_args
 
@@ -63,6 +63,7 @@ def key(config: Config) -> str:
     data, model = plain(config.data), config.model
     paths = [config.data.path, config.data.heldout_path, *named_files(config).values()]
     files = [Path(file) for path in paths if path for file in sample_files.files(path)]
+    files += map(Path, local_set_files(config))
     if model.path:
         folder = Path(model.path)
         files += sorted(file for pattern in TOKENIZER_FILES for file in folder.glob(pattern))

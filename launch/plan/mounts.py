@@ -4,7 +4,7 @@ from pathlib import Path
 
 from launch.core.errors import UserError
 from launch.inputs import sample_files
-from launch.inputs.jsonl_files import named_files
+from launch.inputs.jsonl_files import local_sets, named_files
 from launch.inputs.paths import home, hub_cache, real_folder, secret_dir
 from launch.inputs.tuned_files import TUNINGS
 from launch.machine.detect import Host
@@ -69,8 +69,7 @@ def inputs(config: Config, host: Host) -> list[tuple[str, str]]:
         (config.adapter.path, "adapter"),
         *((path, key) for key, path in named_files(config).items()),
     ]
-    ids = [data.hub_id or "", *(source.hub_id or "" for source in data.sources)]
-    paths += [(path, "data") for path in ids if Path(path).is_absolute()]  # a local data set
+    paths += [(str(path), key) for key, path in local_sets(config).items()]
     if data.kind == "samples" and data.path:
         files = sample_files.files(data.path)
         targets = [file for file in files if not Path(file).is_relative_to(data.path)]

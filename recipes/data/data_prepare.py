@@ -167,6 +167,9 @@ def load_once(config: DictConfig, method: str) -> Loaded:
         return load(data, method, progress)
     settings = {**OmegaConf.to_container(data), **dict.fromkeys(NOT_ROWS)}
     paths = (data.path, data.heldout_path, *(source.path for source in data.sources))
+    ids = (data.hub_id or "", *(source.hub_id or "" for source in data.sources))
+    for directory in filter(os.path.isabs, ids):
+        paths += tuple(sorted(map(str, Path(directory).rglob("*"))))
     paths = filter(None, (*paths, *settings.get("files", ())))  # `files` of a directory of samples
     files = [sha256(Path(path), progress.heartbeat) for path in paths if os.path.isfile(path)]
     code = _code_hashes("data*.py", "row_*.py")

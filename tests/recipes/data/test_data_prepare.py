@@ -89,9 +89,13 @@ def test_rows_are_made_once_despite_an_incomplete_write(tmp_path):
     assert (tmp_path / "heartbeat").is_file()
 
 
-def test_files_are_read_again_only_if_their_content_changes(tmp_path, capsys):
-    config, path = configured(tmp_path, "sft"), tmp_path / "rows.jsonl"
-    config.data.path = str(path)
+@pytest.mark.parametrize("kind", ["jsonl", "hub"])
+def test_files_are_read_again_only_if_their_content_changes(tmp_path, capsys, kind):
+    config, folder = configured(tmp_path, "sft"), tmp_path / "set"
+    path = folder / "rows.jsonl"
+    folder.mkdir()
+    config.data.kind = kind
+    config.data.update({"path": str(path)} if kind == "jsonl" else {"hub_id": str(folder)})
     lines = [{"prompt": f"{n}+{n}=", "completion": str(2 * n)} for n in range(5)]
     path.write_text("".join(json.dumps(row) + "\n" for row in lines))
     first, again = load_once(config, "sft"), load_once(config, "sft")
