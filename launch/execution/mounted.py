@@ -19,13 +19,14 @@ def make_mounted(spec: ContainerSpec) -> None:
 
 def link_data(source: Path, folder: Path) -> None:
     """Link the prepared data sets of `source` in `folder`, where `datasets` can lock them."""
+    for link in folder.glob("*/*/*/*"):
+        if link.is_symlink() and not link.exists():  # to a data set that was removed
+            link.unlink(missing_ok=True)
     for prepared in source.glob("*/*/*/*/"):  # name/configuration/version/hash
         link = folder / prepared.relative_to(source)
         link.parent.mkdir(parents=True, exist_ok=True)
-        if not link.exists():
-            link.unlink(missing_ok=True)  # a link to a data set that was removed
-            with contextlib.suppress(FileExistsError):  # another launcher was faster
-                link.symlink_to(prepared)
+        with contextlib.suppress(FileExistsError):  # linked before, or made here
+            link.symlink_to(prepared)
 
 
 def on_host(process: Process, spec: ContainerSpec) -> Process:

@@ -115,8 +115,10 @@ def data_file(hub_id: str, is_offline: bool) -> Path | str:
     The Hub creates repositories with a .gitattributes, but their owners write README.md.
     """
     file = hub_file(hub_id, "README.md", None, is_offline, "dataset")
+    if isinstance(file, Path):
+        return file
     other = hub_file(hub_id, ".gitattributes", None, is_offline, "dataset")
-    return other if isinstance(file, str) and isinstance(other, Path) else file
+    return other if isinstance(other, Path) else file
 
 
 @functools.cache  # a sweep or a pipeline reads it many times

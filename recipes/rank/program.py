@@ -130,8 +130,9 @@ def run(work: Callable[[DictConfig], dict[str, Any]], argv: list[str] | None = N
 def _result(work: Callable[[DictConfig], dict[str, Any]], config: DictConfig) -> dict[str, Any]:
     try:
         if is_main_rank():  # for the record, because the launcher may run another Python
-            packages = dict(sorted((each.name, each.version) for each in distributions()))
-            write_json(Path(config.run_dir) / "packages.json", packages)
+            found = reversed([*distributions()])  # of two versions, Python imports the first
+            packages = {each.name: each.version for each in found if each.name}
+            write_json(Path(config.run_dir) / "packages.json", dict(sorted(packages.items())))
         numa = OmegaConf.select(config, "topology.numa_binding")
         # The ranks of a tuning run's trials bind themselves.
         if numa and torch.cuda.is_available() and "tuned" not in config:

@@ -23,6 +23,7 @@ from containers import engine as images_engine
 from launch.core import docker_host
 from launch.core.errors import HostError
 from launch.execution import docker_engine, secret_files
+from launch.execution.mounted import link_data
 from launch.inputs.paths import secret_dir
 from launch.plan import rundir
 from launch.plan.container import container_name
@@ -381,3 +382,14 @@ def test_a_program_that_the_image_lacks_ends_the_run_before_it_starts(fake):
     assert any(request.startswith("DELETE") for request in asked)
     fake({**routes, logs: (200, frames[b"[]\n"])})
     docker_engine.check_tools(docker_engine.connect(), plan, "sha256:1")
+
+
+def test_a_link_to_a_removed_data_set_is_replaced(tmp_path):
+    source, folder, prepared = tmp_path / "a", tmp_path / "b", "set/default/0.0.0/hash"
+    (source / prepared).mkdir(parents=True)
+    link_data(source, folder)
+    link_data(source, folder)
+    assert (folder / prepared).readlink() == source / prepared
+    (source / prepared).rmdir()
+    link_data(source, folder)
+    assert not (folder / prepared).is_symlink()
