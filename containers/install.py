@@ -198,7 +198,7 @@ def make_overlay(locks: list[str]) -> None:
     if has_ensurepip and status == 0:  # venv would hide its output, such as of a full disk
         status, output = run([python, *"-Im ensurepip --upgrade --default-pip".split()])
     if status:
-        errors = "\n".join(re.findall("(?im)^.*error.*$", output))
+        errors = "\n".join(re.findall("(?im)^.*error.*$", output)) or output or f"code {status}"
         raise PackagesError(f"the base's python3 -m venv failed:\n{errors}", 3)
     program, *target = [python] if has_ensurepip else [sys.executable, "--python", python]
     pip = (program, "-m", "pip", *target, "install", "--no-compile", "--use-pep517")
