@@ -134,7 +134,9 @@ def test_confined_container_saves_on_signal_and_resumes(caller):
         assert not any("docker.sock" in mount["Source"] for mount in mounts)
         writable = {Path(mount["Source"]).parent for mount in mounts if mount["RW"]}
         homes = caller.cache / "rocm-recipes/home/cpu"
-        assert writable >= {homes, caller.cache / "huggingface"}
+        assert homes in writable
+        is_offline = os.environ.get("HF_HUB_OFFLINE") == "1"  # as in CI
+        assert (caller.cache / "huggingface" in writable) is not is_offline
         code, home = caller.root / "x", f"{homes}/{images.load()['cpu'].tag}/x"
         assert container.exec_run(["touch", str(code)]).exit_code != 0, "the code is read-only"
         assert container.exec_run(["touch", home]).exit_code == 0
