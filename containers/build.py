@@ -179,7 +179,7 @@ def make(
         client.images.build(
             path=str(dockerfile.parent),
             dockerfile=dockerfile.name,
-            buildargs={**{n: s.id for n, s in stages.items()}, "BUILDER": engine.THIS_BUILD},
+            buildargs={"BUILDER": engine.THIS_BUILD, **{key: s.id for key, s in stages.items()}},
             labels=labels,
             tag=image.local_reference,
             network_mode="none",

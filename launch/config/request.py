@@ -99,6 +99,13 @@ class Request(tuple[str, ...]):
         for line in self.warnings:
             print(f"! {line}", file=sys.stderr)
 
+    @property
+    def searched(self) -> list[str]:
+        """Return the directories of hydra.searchpath."""
+        values = [each.value() for each in self.parsed if each.key_or_group == "hydra.searchpath"]
+        paths = [str(path) for value in values if isinstance(value, list) for path in value]
+        return [path.removeprefix("file://") for path in paths if path.startswith("file://")]
+
     def checked(self) -> Request:
         """Return the overrides with `++` before free keys, as Hydra requires.
 

@@ -263,10 +263,12 @@ def highest_limits(client: docker.DockerClient, spec: ContainerSpec) -> dict[str
     its capabilities. Of that one, memlock is not returned, because users usually have only 8 MB.
     Print what a limited memlock costs.
     """
+    if spec.confinement:
+        return {}
     bounds = re.search(r"CapBnd:\s*(\w+)", text(STATUS) or "")
     may_exceed = bounds is None or int(bounds[1], 16) >> CAP_SYS_RESOURCE & 1
     rootless = kind_of(client).rootless
-    if spec.confinement or (may_exceed and not rootless):
+    if may_exceed and not rootless:
         return {}
     limits = {n: resource.getrlimit(getattr(resource, f"RLIMIT_{n.upper()}"))[1] for n in LIMITS}
     if not rootless:

@@ -51,9 +51,8 @@ def check(config: Config, host: Host, request: Request) -> None:
         folders["run_root"] = config.run_root
     if config.resume not in ("auto", "never"):
         folders["resume"] = config.resume
-    if match := re.search(r"hydra\.searchpath=\['?file://([^],']+)", " ".join(request)):
-        folders["experiment"] = match[1]
     used = [*inputs(config, host), *((path, key) for key, path in folders.items() if path)]
+    used += [(path, "hydra.searchpath") for path in request.searched]
     for path, reason in used:
         target = os.path.normpath(os.path.join(working_directory(host), in_pod(path)))
         if not Path(target).is_relative_to(MOUNT):

@@ -14,7 +14,7 @@ def make_mounted(spec: ContainerSpec) -> None:
         if not mount.read_only or mount.reason in (HUB_MODELS, HUB_DATA):
             Path(mount.source).mkdir(parents=True, exist_ok=True)
         if mount.read_only and mount.reason == HUB_DATA:
-            link_data(Path(mount.source), Path(spec.environment["HOME"]) / "datasets")
+            link_data(Path(mount.source), Path(spec.environment["HF_DATASETS_CACHE"]))
 
 
 def link_data(source: Path, folder: Path) -> None:

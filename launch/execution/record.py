@@ -1,7 +1,6 @@
 """Write record.json, which makes a run reproducible. It never contains values of secrets."""
 
 import datetime
-import functools
 import hashlib
 import platform
 import socket
@@ -12,6 +11,7 @@ from typing import Any
 
 from launch.config.identity import composition, composition_hash, identity, identity_of
 from launch.core.json_files import plain, read_json, sha256, write_json
+from launch.core.packages import packages
 from launch.inputs import reward_files, sample_files
 from launch.inputs.jsonl_files import local_set_files, named_files
 from launch.inputs.tuned_files import tuned_files
@@ -144,15 +144,6 @@ def _git(*arguments: str) -> str:
     except (OSError, subprocess.TimeoutExpired):
         return ""
     return done.stdout if done.returncode == 0 else ""
-
-
-@functools.cache  # takes a second, and every phase of a pipeline needs it
-def packages() -> dict[str, str]:
-    """Return the version of each installed package by name. Do not modify the cached result."""
-    from importlib.metadata import distributions  # takes 15 ms
-
-    installed = reversed([*distributions()])  # of two versions, Python imports the first
-    return dict(sorted({each.name: each.version for each in installed if each.name}.items()))
 
 
 def model(plan: Plan) -> dict[str, Any]:

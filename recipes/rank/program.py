@@ -11,7 +11,6 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Iterator
-from importlib.metadata import distributions
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -21,6 +20,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from launch.core.errors import EXIT_INTERRUPTED, EXIT_USER, UserError
 from launch.core.json_files import write_json
+from launch.core.packages import packages
 from recipes.rank.device import bind_to_cores
 
 EXIT_FAILED = 1  # of a rank, as for an exception in Python; the launcher's is 4
@@ -130,9 +130,7 @@ def run(work: Callable[[DictConfig], dict[str, Any]], argv: list[str] | None = N
 def _result(work: Callable[[DictConfig], dict[str, Any]], config: DictConfig) -> dict[str, Any]:
     try:
         if is_main_rank():  # for the record, because the launcher may run another Python
-            found = reversed([*distributions()])  # of two versions, Python imports the first
-            packages = {each.name: each.version for each in found if each.name}
-            write_json(Path(config.run_dir) / "packages.json", dict(sorted(packages.items())))
+            write_json(Path(config.run_dir) / "packages.json", packages())
         numa = OmegaConf.select(config, "topology.numa_binding")
         # The ranks of a tuning run's trials bind themselves.
         if numa and torch.cuda.is_available() and "tuned" not in config:

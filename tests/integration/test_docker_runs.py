@@ -87,6 +87,7 @@ def test_train_with_two_processes(caller):
     )
     assert (result["status"], record["status"]) == ("done", "done")
     assert record["image"]["id"] == caller.engine.images.get(record["image"]["reference"]).id
+    assert record["image"]["labels"]["torch"].startswith("2.13.0")
     assert record["image"]["labels"]["torch"] == record["packages"]["torch"]
     assert "pytest" not in record["packages"]  # which this Python has
     assert owners(caller.home) == owners(caller.cache) == {caller.uid}, (
