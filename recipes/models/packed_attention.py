@@ -9,7 +9,6 @@ they are packed, for example in generation.
 from __future__ import annotations
 
 import contextlib
-import functools
 import inspect
 import itertools
 from collections.abc import Iterator
@@ -105,16 +104,20 @@ def _varlen(
     """
     from torch.nn.attention.varlen import varlen_attn  # missing from the torch of some images
 
-    causal = {"scale": scaling, "window_size": (-1, 0), **_gqa()}
+    causal = {"scale": scaling, "window_size": (-1, 0), **SHARED_KEYS}
     return varlen_attn(query, key, value, starts, starts, longest, longest, **causal)
 
 
-@functools.cache
-def _gqa() -> dict[str, bool]:
+def _shared_keys() -> dict[str, bool]:
     """Return the argument for heads that share keys. Kernels before torch 2.12 detect them."""
-    from torch.nn.attention.varlen import varlen_attn
-
+    try:
+        from torch.nn.attention.varlen import varlen_attn
+    except ImportError:
+        return {}
     return {"enable_gqa": True} if "enable_gqa" in inspect.signature(varlen_attn).parameters else {}
+
+
+SHARED_KEYS = _shared_keys()  # a constant, because Dynamo warns when it traces a cached function
 
 
 def _flash_attention(

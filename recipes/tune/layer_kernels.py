@@ -27,6 +27,7 @@ from typing import Any
 import torch
 import yaml
 
+from recipes.models.packed_attention import SHARED_KEYS
 from recipes.rank.device import DTYPES
 from recipes.tune.amdgpu import ARCHITECTURES, MAX_THREADS
 
@@ -356,7 +357,7 @@ def varlen(module: Any, *qkv: Any, boundaries: Tensor, longest: int, **_: Any) -
     from torch.nn.attention.varlen import varlen_attn
 
     packed = [tensor.transpose(1, 2).squeeze(0) for tensor in qkv[:3]]
-    causal = {"window_size": (-1, 0), "scale": module.scaling, "enable_gqa": True}
+    causal = {"window_size": (-1, 0), "scale": module.scaling, **SHARED_KEYS}
     out = varlen_attn(*packed, boundaries, boundaries, longest, longest, **causal)
     return out.unsqueeze(0), None
 
