@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import shutil
 from pathlib import Path
@@ -106,7 +107,7 @@ def train(config: DictConfig, trainer: Trainer, metrics: Metrics, cycle: int = 1
     # Trials of a tuning run do not need checkpoints.
     stop = StopOnSignal(cycle, saves="trial" not in config)
     trainer.remove_callback(PrinterCallback)
-    for callback in (stop, metrics, Heartbeat(heartbeat), *selection.patience(config)):
+    for callback in (stop, metrics, Heartbeat(heartbeat), Freeze(), *selection.patience(config)):
         trainer.add_callback(callback)
     if is_main_rank():
         checkpoint.clear_staging(output_dir)
@@ -285,6 +286,22 @@ class Heartbeat(TrainerCallback):
             self.path.touch()
 
     on_train_begin = on_substep_end = on_step_end = on_prediction_step = on_save = _beat
+
+
+class Freeze(TrainerCallback):
+    """After the first step, exclude imports, model and compiled code from garbage collection.
+
+    A full collection visits 700,000 of their objects, which takes 0.35 s. Reading log-probabilities
+    of 96 x 512 tokens from a server started one in 6 of 10 steps (2026-11-29, on a CPU).
+    """
+
+    frozen = False
+
+    def on_step_end(self, *args: Any, **kwargs: Any) -> None:
+        if not self.frozen:
+            gc.collect()
+            gc.freeze()
+            self.frozen = True
 
 
 class AnyRankFlag:

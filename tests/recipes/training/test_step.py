@@ -1,5 +1,7 @@
 """Test that packed, grouped and padded rows have the losses and gradients of TRL's trainer."""
 
+import gc
+
 import pytest
 import torch
 from datasets import Dataset
@@ -7,8 +9,9 @@ from trl import SFTConfig, SFTTrainer
 
 from recipes.data.data_load import texts
 from recipes.data.data_prepare import load_once
+from recipes.measure.metrics import Metrics
 from recipes.models.model_build import build_model, build_tokenizer
-from recipes.training.train_loop import build_arguments
+from recipes.training.train_loop import build_arguments, train
 from tests.helpers.trainers import ROWS, assert_same, built, configured, rows_of, trained
 
 
@@ -99,6 +102,15 @@ def test_use_trls_step_for_other_losses(tmp_path, overrides):
     _, trainer = built(tmp_path, "sft", *rows_of(tmp_path), overrides)
     assert "labels" in trainer.data_collator([trainer.train_dataset[0]])
     assert len(trained(trainer)[0]) == 2
+
+
+def test_garbage_collection_skips_the_model_after_the_first_step(tmp_path):
+    config, trainer = built(tmp_path, "sft", *rows_of(tmp_path), "method.args.max_steps=1")
+    train(config, trainer, Metrics(config))
+    try:
+        assert all(value is not trainer.model for value in gc.get_objects())
+    finally:
+        gc.unfreeze()
 
 
 def test_order_pairs_only_within_steps(tmp_path):
