@@ -133,8 +133,9 @@ class Request(tuple[str, ...]):
 
 def _experiment_of(override: str) -> list[str]:
     """Return the overrides that find an experiment's file; other overrides as they are."""
-    key, _, value = override.partition("=")
-    if key != "experiment" or not value.endswith(".yaml") or "," in value:  # a sweep's values
+    key, _, text = override.partition("=")
+    value = text.strip("'\"")
+    if key != "experiment" or not value.endswith((".yaml", ".yml")) or "," in value:  # a sweep's
         return [override]
     file = Path(value).expanduser().absolute()
     if not file.is_file() or file.parent.name != "experiment":
@@ -142,8 +143,8 @@ def _experiment_of(override: str) -> list[str]:
     ours, name = CONF / "experiment" / file.name, file.stem
     if ours.exists() and not ours.samefile(file):  # Hydra would take ours
         raise UserError(f"{override}: conf/experiment has a {file.name} too. Rename your file.")
-    if not name[0].isalpha() or hydra_value(name) != name:  # such as 1 or null
-        raise UserError(f"{override}: rename the file, to letters, digits, _ and -.")
+    if file.suffix == ".yml" or not name[0].isalpha() or hydra_value(name) != name:  # 1, null
+        raise UserError(f"{override}: rename the file to <letters, digits, _ and ->.yaml.")
     path = hydra_value(f"file://{file.parents[1]}")
     return [f"hydra.searchpath=[{path}]", f"experiment={name}"]
 

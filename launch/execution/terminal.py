@@ -18,8 +18,8 @@ from launch.execution.execute import check_host, handling, write_inputs
 from launch.execution.local import environment
 from launch.execution.mounted import on_host
 from launch.machine.detect import Host
-from launch.plan import rundir, show
-from launch.plan.planning import make_plan
+from launch.plan import predictions, rundir, show
+from launch.plan.planning import make_plan, with_commits
 from launch.schema import Config
 from launch.schema.plan import ContainerSpec
 from launch.search import fit
@@ -36,8 +36,11 @@ def run(config: Config, host: Host, warnings: Sequence[str], request: Request) -
     config = dataclasses.replace(config, runtime=runtime)
     with tempfile.TemporaryDirectory(prefix=f"{config.method.name}-") as folder:
         run_dir = Path(folder)
-        plan = make_plan(config, host, run_dir, warnings, request)
+        plan = with_commits(make_plan(config, host, run_dir, warnings, request), host)
         show.print_warnings(config, plan.warnings)
+        if predictions.download_gb(plan.config):  # a chat leaves no record of its commit
+            model = plan.config.model
+            show.say(config, f"model.hub_id={model.hub_id} model.revision={model.revision}")
         fit.admit(plan, host)
         image = check_host(plan, host)
         write_inputs(plan)

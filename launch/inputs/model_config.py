@@ -109,16 +109,25 @@ def of_hub(hub_id: str, revision: str | None, is_offline: bool) -> Found | str:
     return _found(f"config.json of {hub_id}", content, commit=file.parent.name)
 
 
-def data_file(hub_id: str, is_offline: bool) -> Path | str:
-    """Return a file of a Hub data set, in a folder named after its commit, or why it is missing.
+def data_snapshot(hub_id: str, is_offline: bool) -> Path | str:
+    """Return the folder of a Hub data set, named after its commit, or why it is missing.
 
-    The Hub creates repositories with a .gitattributes, but their owners write README.md.
+    The Hub creates repositories with a .gitattributes, but their owners write README.md. The cache
+    may have neither.
     """
-    file = hub_file(hub_id, "README.md", None, is_offline, "dataset")
-    if isinstance(file, Path):
-        return file
+    from huggingface_hub import constants
+
+    readme = hub_file(hub_id, "README.md", None, is_offline, "dataset")
+    if isinstance(readme, Path):
+        return readme.parent
     other = hub_file(hub_id, ".gitattributes", None, is_offline, "dataset")
-    return other if isinstance(other, Path) else file
+    if isinstance(other, Path):
+        return other.parent
+    folder = Path(constants.HF_HUB_CACHE, f"datasets--{hub_id.replace('/', '--')}")
+    main, snapshots = folder / "refs/main", [*folder.glob("snapshots/*")]
+    if main.is_file() and (newest := folder / "snapshots" / main.read_text()) in snapshots:
+        return newest
+    return snapshots[0] if len(snapshots) == 1 else readme
 
 
 @functools.cache  # a sweep or a pipeline reads it many times

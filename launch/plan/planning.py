@@ -115,16 +115,17 @@ def with_commits(plan: Plan, host: Host) -> Plan:
             continue
         if key == "model":
             file = model_config.hub_file(each.hub_id, "config.json", None, is_offline)
+            snapshot = file if isinstance(file, str) else file.parent
         else:
-            file = model_config.data_file(each.hub_id, is_offline)
-        if isinstance(file, str):
+            snapshot = model_config.data_snapshot(each.hub_id, is_offline)
+        if isinstance(snapshot, str):
             raise UserError(
-                f"{key}.hub_id={each.hub_id}: its commit is unknown: {file}. Or use: "
+                f"{key}.hub_id={each.hub_id}: its commit is unknown: {snapshot}. Or use: "
                 f"{key}.revision=<commit>."
             )
         choice = Choice(
             f"{key}.revision",
-            file.parent.name,
+            snapshot.name,
             "the cache's, or else the newest when the run started",
         )
         config = choose.with_value(config, choice.key, choice.value)

@@ -72,7 +72,7 @@ FACTS: Facts = {
     "revision_of_file": lambda c: file(c.model.name).get("revision"),
     "trains_sums": lambda c: (
         c.method.trains
-        and c.data.name == "reasoning"
+        and c.data.kind == "reasoning"
         and all(task.name == "basic_arithmetic" for task in c.data.tasks)
     ),
     "shares_gpu": placement.shares_gpu,

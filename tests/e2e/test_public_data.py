@@ -33,6 +33,10 @@ def machine(monkeypatch, tmp_path):
 @pytest.mark.parametrize(("experiment", "data", "metric"), [
     ("chat_sft", "ultrachat", "mean_token_accuracy"),
     ("preferences_dpo", "ultrafeedback", "rewards/margins"),
+    ("mi300x_sft_qwen3_4b", "ultrachat", "mean_token_accuracy"),
+    ("mi50_baseline", "numina_math", "mean_token_accuracy"),
+    ("mi50_phase1", "numina_math", "mean_token_accuracy"),
+    ("mi50_phase2", "numina_math", "mean_token_accuracy"),
     ("mi50_phase3", "numina_math", "mean_token_accuracy"),
     ("mi50_lora", "numina_math", "mean_token_accuracy"),
     ("one_card_sft", "ultrachat", "mean_token_accuracy"),

@@ -6,6 +6,8 @@ import importlib.util
 import os
 import pty
 import select
+import shutil
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -80,3 +82,16 @@ def test_ctrl_c_ends_a_chat_that_is_loading(trained):
     time.sleep(1)
     terminal.type("\x03")
     assert terminal.exit_code() == 75
+
+
+def test_a_chat_names_the_commit_of_the_hub_model(trained, tmp_path):
+    cache, commit = tmp_path / "models--me--mine", "c" * 40
+    shutil.copytree(trained / "runs/mine/latest/model", cache / "snapshots" / commit)
+    (cache / "refs").mkdir()
+    (cache / "refs/main").write_text(commit)
+    argv = [sys.executable, str(ROOT / "launch/chat.py"), "model.hub_id=me/mine", "hardware=cpu"]
+    env = {**os.environ, "HF_HUB_CACHE": str(tmp_path), "HF_HUB_OFFLINE": "1"}
+    done = subprocess.run(
+        argv, input="1 + 1 =\n", env=env, cwd=trained, capture_output=True, text=True
+    )
+    assert (done.returncode, f"model.revision={commit}" in done.stdout) == (0, True), done.stderr

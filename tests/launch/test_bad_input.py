@@ -280,8 +280,11 @@ def test_an_experiment_file_is_one_that_hydra_finds(launch, tmp_path):
         (folder / f"{name}.yaml").write_text("# @package _global_\nseed: 7\n")
     linked = folder / "linked.yaml"
     linked.symlink_to(folder / "mine.yaml")
-    assert launch(f"experiment={linked}", "mode=plan").code == 0
+    (folder / "short.yml").touch()
+    for value in (linked, f"'{linked}'"):
+        assert launch(f"experiment={value}", "mode=plan").code == 0
     for words, part in {
+        f"experiment={folder}/short.yml": "rename the file",
         f"experiment={folder}/1.yaml": "rename the file",
         f"experiment={folder}/quickstart.yaml": "conf/experiment has a quickstart.yaml too",
         f"experiment={folder}/mine.yaml experiment={folder}/other.yaml": "only one file",

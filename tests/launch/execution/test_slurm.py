@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 import os
 import shlex
+import shutil
 import sys
 from pathlib import Path
 
@@ -245,11 +246,17 @@ def test_a_run_records_the_newest_commit_and_keeps_it(
     assert len([*(tmp_path / "runs").glob("*/[0-9]*")]) == 2
 
 
-def test_a_run_records_the_commits_of_a_mix_without_readme(launch, tools, tmp_path, hub):
+@pytest.mark.parametrize("file", [".gitattributes", "rows.jsonl", "refs"])
+def test_a_run_records_the_commits_of_a_mix_without_readme(launch, tools, tmp_path, hub, file):
     tools.add("squeue", "exit 0")
     hub("me/rows", "datasets")
-    snapshot = tmp_path / "datasets--me--rows/snapshots" / COMMIT
-    (snapshot / "README.md").rename(snapshot / ".gitattributes")
+    cache = tmp_path / "datasets--me--rows"
+    readme = cache / "snapshots" / COMMIT / "README.md"
+    readme.rename(readme.with_name(file))
+    if file == "refs":  # downloaded by its commit
+        shutil.rmtree(cache / "refs")
+    else:
+        (cache / "snapshots" / ("d" * 40)).mkdir()  # an older one
     (tmp_path / "rows").mkdir()
     sources = f"[{{hub_id: me/rows, weight: 0.5}}, {{hub_id: {tmp_path}/rows, weight: 0.5}}]"
     for _ in range(2):  # the second command resumes the first
