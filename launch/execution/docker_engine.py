@@ -173,12 +173,12 @@ def image_facts(id: str, repo_digests: list[str], labels: dict[str, str]) -> dic
         for key, value in labels.items()
         if key.startswith(f"{LABEL}.") and key != images_engine.BUILDER
     }
-    ours |= json.loads(ours.pop("probe", "{}"))  # versions
+    versions = json.loads(ours.pop("probe", "{}"))
     return {
         "id": id,
         "repo_digests": sorted(repo_digests),
         "base": {key: labels.get(f"{OCI}.base.{key}") for key in ("name", "digest")},
-        "labels": ours,
+        "labels": versions | ours,  # both have gfx; check_image reads the label
     }
 
 
