@@ -159,7 +159,7 @@ def pull_if_missing(client: docker.DockerClient, key: str, name: str, reference:
         Console(stderr=True).status(f"pulling {reference}") as status,
         host_errors(f"{key}: ", f"\nOr build it here: {build}" if build else ""),
     ):
-        return images_engine.find_or_pull(
+        return images_engine.pull(
             client,
             reference,
             lambda line: status.update(f"pulling {reference}: {line}"),
