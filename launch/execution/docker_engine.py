@@ -44,9 +44,10 @@ from launch.schema.plan import ContainerSpec, Plan
 
 STATUS = Path("/proc/self/status")
 CAP_SYS_RESOURCE = 24  # linux/capability.h
+WITHOUT = "Without containers: runtime=local."
 
 
-def connect(hint: str = "Without containers: runtime=local.") -> docker.DockerClient:
+def connect(hint: str = WITHOUT) -> docker.DockerClient:
     """Connect to the engine. On failure, append `hint` to the error."""
     with host_errors(hint=f"\n{hint}"):
         return images_engine.connect()
@@ -80,7 +81,7 @@ def check(plan: Plan, host: Host) -> dict[str, Any]:
     """
     if problem := docker_host.problem(docker_host.address(os.environ)):
         raise HostError(problem)
-    client, name = connect(), plan.config.container.name
+    client, name = connect(without_engine(plan, host)), plan.config.container.name
     check_limits(client, plan)
     with host_errors():
         remove_orphans(client, host)
@@ -89,6 +90,14 @@ def check(plan: Plan, host: Host) -> dict[str, Any]:
     check_image(plan, facts)
     check_tools(client, plan, facts["id"])
     return facts
+
+
+def without_engine(plan: Plan, host: Host) -> str:
+    """Return what to do in place of starting an engine."""
+    devices = {node for spec in plan.containers.values() for node in spec.devices}
+    if not (missing := sorted(devices - host.device_nodes.keys())):
+        return WITHOUT
+    return f"Then {', '.join(missing)} would be missing. For the reason: python launch/doctor.py."
 
 
 @dataclass(frozen=True)

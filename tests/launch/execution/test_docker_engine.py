@@ -121,6 +121,14 @@ def test_without_an_engine_the_run_exits_with_3(fake, tmp_path, monkeypatch, lau
     assert launch(*run).code == 3
 
 
+def test_without_an_engine_and_without_kfd_the_doctor_has_the_reason(tmp_path, monkeypatch):
+    monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path}/none.sock")
+    host = host_with(8)
+    host = dataclasses.replace(host, device_nodes={n: 109 for n in host.device_nodes if "dri" in n})
+    with pytest.raises(HostError, match=r"answers at .*\n.*/dev/kfd would be missing.*doctor"):
+        docker_engine.check(plan_of("hardware=mi300x", "topology=ddp"), host)
+
+
 def test_a_missing_image_has_to_be_built(fake):
     fake({})
     with pytest.raises(HostError, match="container=cpu: .*build.py image=cpu"):
