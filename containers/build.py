@@ -95,11 +95,7 @@ def probe(client: docker.DockerClient, image: str, python: str = "python") -> di
 
 
 def matches(field: str, stated: str, actual: str) -> bool:
-    """Return whether a version belongs to the release that the lock states.
-
-    2.13 matches every 2.13.x, but 2.13.0 does not match 2.13.1. 2.13.0+cpu does not match
-    2.13.0+rocm7.2.
-    """
+    """Return whether a version belongs to the release that the lock states (see its header)."""
     if NONE in (stated, actual):
         return stated == actual
     if field == "rocm":  # patch releases are compatible
