@@ -95,11 +95,7 @@ def probe(client: docker.DockerClient, image: str, python: str = "python") -> di
 
 
 def matches(field: str, stated: str, actual: str) -> bool:
-    """Return whether a version belongs to the release that the lock states.
-
-    2.13 matches every 2.13.x, but 2.13.0 does not match 2.13.1. 2.13.0+cpu does not match
-    2.13.0+rocm7.2.
-    """
+    """Return whether a version belongs to the release that the lock states (see its header)."""
     if NONE in (stated, actual):
         return stated == actual
     if field == "rocm":  # patch releases are compatible
@@ -151,11 +147,12 @@ def make(
 ) -> None:
     """Pull the base, install and check the packages, and build. Raises HostError, PackagesError."""
     engine.sweep(client)  # before the pull, which may need the space
-    is_missing = engine.find(client, reference) is None
-    folder = docker_host.folder(docker_host.address(os.environ)) if is_missing else None
-    if folder and (problem := image.space_problem(folder, shutil.disk_usage(folder).free / 1e9)):
-        raise HostError(problem)
-    base = engine.find_or_pull(client, reference, say)
+    if (base := engine.find(client, reference)) is None:
+        folder = docker_host.folder(docker_host.address(os.environ))
+        problem = folder and image.space_problem(folder, shutil.disk_usage(folder).free / 1e9)
+        if problem:
+            raise HostError(problem)
+        base = engine.pull(client, reference, say)
     try:
         installed = install(client, image, base.id, say) if image.locks else base
         python = "/opt/recipes/bin/python" if image.locks else "python3"
@@ -223,8 +220,8 @@ def install(client: docker.DockerClient, image: Image, base: str, say: engine.Sh
         security_opt=["label=disable"],  # SELinux may deny access to mounted folders
     ) as (code, lines, container):
         if code:
-            start = next((n for n, line in enumerate(lines) if line.startswith("error: ")), 0)
-            message = "\n".join([f"The build of {image.name} failed:", *lines[start:]])
+            reason = re.split("(?m)^error: ", "\n".join(lines), maxsplit=1)[-1]
+            message = f"The build of {image.name} failed:\n{reason}"
             raise PackagesError(message, 4 if code == 4 else 3)
         return container.commit(engine.INSTALLED, container.short_id)  # a name for BuildKit
 

@@ -83,10 +83,8 @@ def digests(image: Any) -> set[str]:
     return {reference.partition("@")[2] for reference in image.attrs.get("RepoDigests") or []}
 
 
-def find_or_pull(client: docker.DockerClient, reference: str, show: Show) -> Any:
-    """Return the image; pull it if it is missing. Raises HostError."""
-    if (image := find(client, reference)) is not None:
-        return image
+def pull(client: docker.DockerClient, reference: str, show: Show) -> Any:
+    """Pull an image, and return it. Raises HostError."""
     try:
         follow(client.api.pull(without_tag(reference), stream=True, decode=True), show)
     except docker.errors.APIError as error:

@@ -34,15 +34,11 @@ SPACE_REMEDY = 'docker system df; docker image prune; "data-root" in /etc/docker
 
 @dataclass(frozen=True)
 class Image:
-    """An entry of the lock file.
-
-    A version is `unknown` if no public source states it, and `none` if the image does not have the
-    package.
-    """
+    """An entry of the lock file, which describes the fields and their special values."""
 
     name: str
     base: str  # repository:tag that the image is built from
-    digest: str  # of the base, or `unverified`
+    digest: str  # of the base
     python: str
     torch: str
     rocm: str
@@ -55,12 +51,10 @@ class Image:
     source: str  # where digest and versions are published
     dockerfile: str  # relative to containers/
     locks: list[str]  # hashed requirements in order of installation, relative to containers/
-    pushed: str  # repository:tag@sha256:... written by `push=`, or `unbuilt`
-    # tool of containers/tools.py -> present or unknown; an image has no other tool
+    pushed: str  # repository:tag@sha256:...
     tools: dict[str, str] = field(default_factory=dict)
-    # environment variables of the base that change how a run computes or communicates
     env: dict[str, str] = field(default_factory=dict)
-    download_gb: str = UNKNOWN  # size of the base, compressed
+    download_gb: str = UNKNOWN
 
     @property
     def verified(self) -> bool:

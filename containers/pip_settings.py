@@ -24,9 +24,10 @@ TRANSLATED = {
     "client-cert": ("SSL_CLIENT_CERT", " "),
     "proxy": ("ALL_PROXY", " "),
     "trusted-host": ("UV_INSECURE_HOST", " "),
+    "retries": ("PIP_RETRIES", " "),  # not of uv: install.install_lock reads it
 }
 # Options for the sources of files. Others, such as a cache, apply only to the host.
-PASSED = (*TRANSLATED, "timeout", "retries")
+PASSED = (*TRANSLATED, "timeout")
 PROXIES = ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "NO_PROXY")
 BUNDLES = ("REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE", "SSL_CERT_FILE")
 

@@ -44,9 +44,10 @@ from launch.schema.plan import ContainerSpec, Plan
 
 STATUS = Path("/proc/self/status")
 CAP_SYS_RESOURCE = 24  # linux/capability.h
+WITHOUT = "Without containers: runtime=local."
 
 
-def connect(hint: str = "Without containers: runtime=local.") -> docker.DockerClient:
+def connect(hint: str = WITHOUT) -> docker.DockerClient:
     """Connect to the engine. On failure, append `hint` to the error."""
     with host_errors(hint=f"\n{hint}"):
         return images_engine.connect()
@@ -80,7 +81,7 @@ def check(plan: Plan, host: Host) -> dict[str, Any]:
     """
     if problem := docker_host.problem(docker_host.address(os.environ)):
         raise HostError(problem)
-    client, name = connect(), plan.config.container.name
+    client, name = connect(without_engine(plan, host)), plan.config.container.name
     check_limits(client, plan)
     with host_errors():
         remove_orphans(client, host)
@@ -89,6 +90,14 @@ def check(plan: Plan, host: Host) -> dict[str, Any]:
     check_image(plan, facts)
     check_tools(client, plan, facts["id"])
     return facts
+
+
+def without_engine(plan: Plan, host: Host) -> str:
+    """Return what to do in place of starting an engine."""
+    devices = {node for spec in plan.containers.values() for node in spec.devices}
+    if not (missing := sorted(devices - host.device_nodes.keys())):
+        return WITHOUT
+    return f"Then {', '.join(missing)} would be missing. For the reason: python launch/doctor.py."
 
 
 @dataclass(frozen=True)
@@ -159,7 +168,7 @@ def pull_if_missing(client: docker.DockerClient, key: str, name: str, reference:
         Console(stderr=True).status(f"pulling {reference}") as status,
         host_errors(f"{key}: ", f"\nOr build it here: {build}" if build else ""),
     ):
-        return images_engine.find_or_pull(
+        return images_engine.pull(
             client,
             reference,
             lambda line: status.update(f"pulling {reference}: {line}"),
@@ -173,12 +182,12 @@ def image_facts(id: str, repo_digests: list[str], labels: dict[str, str]) -> dic
         for key, value in labels.items()
         if key.startswith(f"{LABEL}.") and key != images_engine.BUILDER
     }
-    ours |= json.loads(ours.pop("probe", "{}"))  # versions
+    versions = json.loads(ours.pop("probe", "{}"))
     return {
         "id": id,
         "repo_digests": sorted(repo_digests),
         "base": {key: labels.get(f"{OCI}.base.{key}") for key in ("name", "digest")},
-        "labels": ours,
+        "labels": versions | ours,  # both have gfx; check_image reads the label
     }
 
 

@@ -18,11 +18,10 @@ from launch.core.errors import HostError
     ("pull access denied for x", "docker login"),
 ])  # fmt: skip
 def test_remedy_of_a_failed_pull(explanation, named, monkeypatch):
-    monkeypatch.setattr(engine, "find", lambda *_: None)
     client = docker.DockerClient("unix:///absent.sock", version="1.41")
     monkeypatch.setattr(client.api, "pull", lambda *_, **__: [{"error": explanation}])
     with pytest.raises(HostError) as error:
-        engine.find_or_pull(client, "x:1", print)
+        engine.pull(client, "x:1", print)
     first, remedy = str(error.value).splitlines()
     assert first.endswith(explanation)
     assert named in remedy

@@ -13,6 +13,7 @@ import pytest
 from containers import environment, images
 from containers.environment import LOCKS
 from launch.core.errors import HostError, UserError
+from tests.helpers.build_examples import HASH
 
 # ---- The build of torch
 
@@ -106,6 +107,21 @@ def test_pip_installs_if_uv_fails_or_is_missing(tmp_path, monkeypatch):
     assert first.startswith("by pip: -m pip install")
     assert second.startswith("/wheels\nby pip: -m pip install")
     assert "--require-hashes" in first
+
+
+def test_dead_proxy_with_a_configuration_without_retries(tmp_path, monkeypatch, capsys):
+    settings = tmp_path / "pip.conf"
+    settings.write_text("[global]\nretries = 0\nindex-url = https://index.invalid/simple\n")
+    monkeypatch.setenv("PIP_CONFIG_FILE", str(settings))
+    monkeypatch.setenv("HTTPS_PROXY", "http://127.0.0.1:9")
+    monkeypatch.setenv("NO_PROXY", "")
+    python, lock = environment.venv_python(tmp_path), tmp_path / "a.lock"
+    lock.write_text(f"not-there-at-all==1 \\\n    {HASH}\n")
+    python.parent.mkdir()
+    python.write_text(f'#!/bin/sh\nexec {sys.executable} "$@"\n')
+    python.chmod(0o755)
+    assert environment.finish(lambda: environment.install_all(tmp_path, [lock])) == 3
+    assert "The proxy failed" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(("output", "named"), [

@@ -8,9 +8,9 @@ import re
 import subprocess
 import sys
 import threading
+from importlib.metadata import distribution
 from pathlib import Path
 
-import pip
 import pytest
 
 from containers import images, install
@@ -138,9 +138,10 @@ def base(tmp_path: Path) -> Path:
 @pytest.fixture
 def venv(tmp_path: Path) -> Path:
     folder = tmp_path / ".venv"
-    # A link to pip takes a hundredth of the time that venv needs to install it.
+    # A link to pip takes a hundredth of the time that venv needs to install it. An import of pip
+    # would keep setuptools, which vLLM needs, from being imported in this process.
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(folder)], check=True)
-    (install.site_of(folder) / "pip").symlink_to(Path(pip.__file__).parent)
+    (install.site_of(folder) / "pip").symlink_to(distribution("pip").locate_file("pip"))
     return folder
 
 

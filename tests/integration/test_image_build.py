@@ -134,7 +134,7 @@ def test_push_writes_digest_for_later_pulls(tiny, engine, registry, tmp_path, re
     engine.images.remove(pushed_id, force=True)
     assert engines.find(engine, reference) is None
     remove.append(reference)
-    assert engines.find_or_pull(engine, reference, print).id == pushed_id
+    assert engines.pull(engine, reference, print).id == pushed_id
 
 
 @pytest.mark.parametrize("had_tag", [False, True])

@@ -102,7 +102,9 @@ def plan_of(*overrides: str, host=None):
 
 def image_json(name: str, **changes):
     image = images.load()[name]
-    labels = {"image": name, "tag": image.tag, "gfx": ",".join(image.gfx), **changes}
+    probe = json.dumps({"torch": image.torch, "gfx": " ".join(["gfx900", *image.gfx])})
+    labels = {"image": name, "tag": image.tag, "gfx": ",".join(image.gfx), "probe": probe}
+    labels |= changes
     labels = {f"io.rocm-recipes.{key}": value for key, value in labels.items()}
     return {"Id": "sha256:1", "RepoDigests": [], "Config": {"Labels": labels}}
 
@@ -117,6 +119,14 @@ def test_without_an_engine_the_run_exits_with_3(fake, tmp_path, monkeypatch, lau
     assert not (tmp_path / "runs").exists()
     fake({("GET", "/_ping"): (500, {"message": "broken"})})
     assert launch(*run).code == 3
+
+
+def test_without_an_engine_and_without_kfd_the_doctor_has_the_reason(tmp_path, monkeypatch):
+    monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path}/none.sock")
+    host = host_with(8)
+    host = dataclasses.replace(host, device_nodes={n: 109 for n in host.device_nodes if "dri" in n})
+    with pytest.raises(HostError, match=r"answers at .*\n.*/dev/kfd would be missing.*doctor"):
+        docker_engine.check(plan_of("hardware=mi300x", "topology=ddp"), host)
 
 
 def test_a_missing_image_has_to_be_built(fake):
@@ -192,6 +202,13 @@ def test_a_wrong_image_is_rejected(fake, name, changes, message):
     plan = plan_of(*(CPU if name == "cpu" else ["hardware=mi300x", "topology=ddp"]))
     with pytest.raises(HostError, match=message):
         docker_engine.check(plan, host_with(8))
+
+
+def test_an_image_for_several_gpus_is_accepted(fake):
+    fake({("GET", "/images/.*/json"): (200, image_json("rocm"))})
+    plan = plan_of("hardware=mi300x", "topology=ddp")
+    labels = docker_engine.check(plan, host_with(8))["labels"]
+    assert (labels["gfx"], labels["torch"]) == ("gfx90a,gfx942,gfx950", images.load()["rocm"].torch)
 
 
 @pytest.mark.parametrize(("name_is_taken", "message", "match"), [
