@@ -300,6 +300,14 @@ def test_failed_build_leaves_no_image(tiny, base, fake_rocm, engine, tmp_path):
         assert engines.find(engine, tiny.reference) is None
 
 
+@pytest.mark.parametrize("retries", ["0", "1"])
+def test_build_behind_a_dead_proxy(tiny, retries):
+    nowhere = {"HTTPS_PROXY": "http://127.0.0.1:9", "NO_PROXY": "", "PIP_RETRIES": retries}
+    done = tiny("no_cache=true", environ=nowhere | {"https_proxy": "", "no_proxy": ""})
+    assert done.returncode == 3
+    assert "The proxy failed" in done.stderr
+
+
 def test_image_keeps_torch_of_rocm_base(tiny, fake_rocm, engine):
     locks = ["cpu/tools.lock", "cpu/torch.lock"]  # our torch must not replace the base's
     done = tiny(on=fake_rocm, **FAKE_ENTRY, locks=locks)
