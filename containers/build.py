@@ -80,9 +80,6 @@ def base_of(image: Image, other: str) -> str:
     return f"{name}@{image.digest}"
 
 
-# ---- The contents of an image
-
-
 def probe(client: docker.DockerClient, image: str, python: str = "python") -> dict[str, Any]:
     """Return the versions and GPU targets in an image. Raises PackagesError."""
     argv = [python, "-B", "-c", (FOLDER / "probe.py").read_text(encoding="utf-8")]
@@ -124,9 +121,6 @@ def compare(image: Image, probed: Mapping[str, Any]) -> None:
         problem = f"images.lock.yaml contradicts the image {image.name}:"
         remedy = "Correct the lock, or use a base that matches it."
         raise PackagesError("\n  ".join([problem, *differences]) + f"\n{remedy}")
-
-
-# ---- The build
 
 
 def outdated(client: docker.DockerClient, image: Image, base: str, existing: Any) -> str:
@@ -236,9 +230,6 @@ def files_for(image: Image, settings: Mapping[str, str]) -> dict[str, str]:
     # A certificate's comments may have any encoding.
     content = {f"{INSIDE}/{n}": file.read_text("utf-8", "replace") for n, file in files.items()}
     return {**content, f"{INSIDE}/settings.json": json.dumps(inside)}
-
-
-# ---- The command
 
 
 def push(client: docker.DockerClient, image: Image, registry: str, say: engine.Show) -> str:

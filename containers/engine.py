@@ -64,9 +64,6 @@ def explain(error: BaseException) -> str:
     return str(error).splitlines()[0] if str(error) else type(error).__name__
 
 
-# ---- Images
-
-
 def find(client: docker.DockerClient, reference: str) -> Any | None:
     with contextlib.suppress(docker.errors.ImageNotFound):
         return client.images.get(without_tag(reference))
@@ -108,9 +105,6 @@ def follow(events: Iterable[dict[str, Any]], show: Show) -> str:
         elif status and not layers:
             show(status)
     return digest
-
-
-# ---- Containers
 
 
 @contextlib.contextmanager
@@ -160,9 +154,6 @@ def sweep(client: docker.DockerClient) -> None:
         for row in filter(is_left, client.api.images(filters={"label": BUILDER, **kind})):
             with contextlib.suppress(docker.errors.APIError):  # a user's container or name has it
                 client.api.remove_image(row["Id"])
-
-
-# ---- Progress
 
 
 @contextlib.contextmanager
