@@ -330,7 +330,7 @@ adapter=lora adapter.target_modules=[q_prj,v_proj] | adapter.target_modules[0]=q
 adapter=lora adapter.target_modules=q_projs | it must be one of all-linear, q_proj, k_proj
 runtime=docker container=cpu runtime.secrets=[my-key] | runtime.secrets[0]=my-key: invalid format
 runtime=docker container=cpu runtime.secrets=[PATH] | runtime.secrets[0]=PATH: invalid format
-method.args.ddp_backend=foo | method.args.ddp_backend=foo: unknown. Did you mean gloo?
+method.args.ddp_backend=foo | method.args.ddp_backend=foo: unknown. Use one of
 method=dpo method.args.loss_type=[discopop] method.args.discopop_tau=0 | Use: above 0.
 method=dpo method.args.ld_alpha=1.5 | Use: at least 0 and at most 1.
 method.args.include_num_input_tokens_seen=al | Did you mean all
