@@ -152,7 +152,8 @@ adapter_layers | AMD model=mixtral_8x7b adapter=lora adapter.target_modules=[up_
 custom_reference | AMD container=custom | container.reference=
 model_source | model.init=pretrained | model.path=
 model_shape | QWEN model.num_layers=12 | init=random
-model_hub_id | AMD model=qwen3_32b model.hub_id=me/mine | model.revision=<its commit
+model_hub_id | AMD model=qwen3_32b model.hub_id=me/mine
+ model.revision=9216db5781bf21249d130ec9da846c4624c16137 | model.revision=<its commit
 data_source | data.num_train=null | data.num_train=1000
 data_source | data=jsonl | data.path=
 data_source | data=hub | data.hub_id=<owner/name>
@@ -454,7 +455,9 @@ def test_refusals_are_shown_together():
     ("model.num_parameters=3990000000", None),  # a rounded published count
     ("model.num_layers=12 model.init=random", None),
     ("model.init=random model.hub_id=null model.revision=null", None),
-    ("model=qwen3_32b model.hub_id=me/tuned", "is a commit of Qwen/Qwen3-32B."),
+    ("model=qwen3_32b model.hub_id=me/tuned", None),  # the newest
+    ("model=qwen3_32b model.hub_id=me/tuned model.revision="
+     "9216db5781bf21249d130ec9da846c4624c16137", "is a commit of Qwen/Qwen3-32B."),
     ("model.hub_id=me/tuned", None),  # the newest
     (f"model.hub_id=me/tuned model.revision={'a' * 40}", None),
     (f"model.hub_id=Qwen/Qwen3-8B model.revision={'a' * 40}", None),  # is model=qwen3_8b
