@@ -139,6 +139,7 @@ reward_negative | method=sample +method.rewards.length=-0.5 | method=grpo
 reward_chain | CODE method.reward_chain=[format,code_tests] | code_tests at most once
 reward_column | method=grpo data=jsonl data.path=train.jsonl method.rewards.reasoning_gym=1.0
  | data=reasoning
+reward_column | method=evaluate data=ultrachat +method.rewards.accuracy=1.0 | method.rewards={
 data_of_method | data=code method=dpo | data=jsonl
 sandbox_in_job | CODE runtime=slurm | runtime=docker
 sandbox_in_job | CODE runtime=kubernetes container=rocm | runtime=docker
