@@ -512,6 +512,10 @@ GRPO data=auto topology=split | none
 QWEN data=auto model.init=random | none
 QWEN data=ultrachat | none
 data.preview=5 mode=plan | Without mode=plan
+QWEN data=gsm8k 'data.columns={prompt: problem, answer: solution}' | names only answer, question
+QWEN data=gsm8k data.columns.answer=question | none
+QWEN data=gsm8k data.hub_id=me/mine data.revision=null data.columns.prompt=problem | none
+hardware=mi50 precision=fp16 adapter=lora precision.weights=bf16 | Use: precision.weights=fp16
 hardware=strix_halo adapter=qlora precision=nf4 model=qwen3_8b | twice as slow
 hardware=strix_halo precision=fp16 model=qwen3_1_7b | less stable
 AMD topology=ddp topology.num_gpus=4 | collectives of 4 GPUs
