@@ -81,9 +81,9 @@ def compose(overrides: Sequence[str], typed: Request | None = None) -> Config:
         raise translate(error) from error
     if typed is request:  # a phase of a pipeline has the pipeline's data
         follow_run.follow(config, request, run)
+        _check_experiment(config, request)
     follow_rows(config, request.keys)
     thinking.follow_template(config, run)
-    _check_experiment(config, request)
     for key in typed.keys:
         group = key.partition(".")[0]
         if not config.method.reads(group):
