@@ -81,6 +81,7 @@ def compose(overrides: Sequence[str], typed: Request | None = None) -> Config:
         raise translate(error) from error
     if typed is request:  # a phase of a pipeline has the pipeline's data
         follow_run.follow(config, request, run)
+        _check_experiment(config, request)
     follow_rows(config, request.keys)
     thinking.follow_template(config, run)
     for key in typed.keys:
@@ -104,6 +105,27 @@ def compose(overrides: Sequence[str], typed: Request | None = None) -> Config:
         sizes = {key for key in typed.keys if key.startswith(SMOKE_SIZES)}
         config.smoke_keeps = sorted({*config.smoke_keeps, *sizes})
     return config
+
+
+def _check_experiment(config: Config, request: Request) -> None:
+    """Raise UserError if the experiment sets an argument that only its own method has."""
+    options = {override.key_or_group: str(override.value()) for override in request.parsed}
+    if "method" not in options or options.get("experiment", "None") == "None":
+        return
+    known, keys = trainer_args.known(config), {key.rpartition(".")[2] for key in request.keys}
+    unknown = [name for name in config.method.args if name not in known and name not in keys]
+    files = ("experiment=", "hydra.searchpath=")
+    own = _compose(Request(line for line in request if line.startswith(files))).method.name
+    if not unknown or own == config.method.name:
+        return
+    experiment, method = f"experiment={options['experiment']}", f"method={config.method.name}"
+    remedy = f"Leave out {experiment}, or {method}"
+    if not (config.method.trains or config.method.has_cycles):
+        remedy = f"Use: {method} model.path=<the run that trained the model>, without {experiment}"
+    raise UserError(
+        f"{experiment} is for method={own} and sets method.args.{unknown[0]}="
+        f"{config.method.args[unknown[0]]}, which {method} does not have. {remedy}."
+    )
 
 
 def _resolved(request: Request) -> tuple[Config, dict[str, Any]]:

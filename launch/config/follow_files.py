@@ -37,8 +37,9 @@ def follow(request: Request, composed: DictConfig, run: dict[str, Any]) -> Reque
     if not model.path and model.hub_id and model.name not in presets and presets:
         return request.without("model").plus(f"model={presets[0]}")
     preset, revision = file(model.name), model.revision
-    if revision == preset.get("revision") and "model.revision" not in keys:
-        revision = None  # a commit of the preset's own hub_id
+    is_preset = model.hub_id == preset.get("hub_id") or "model.revision" in keys
+    if revision and revision == preset.get("revision") and not is_preset:
+        request, revision = request.plus("model.revision=null"), None  # another model's commit
     found = _found(model.path, model.hub_id, revision, is_offline(composed.user_env))
     if found is None and model.name != AUTO:
         return request

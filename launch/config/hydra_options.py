@@ -23,6 +23,7 @@ from omegaconf.errors import OmegaConfBaseException
 from launch.config.request import Request, belongs_to_hydra
 from launch.config.wording import CONF, translate
 from launch.core.errors import EXIT_DONE, UserError
+from launch.core.near_names import key_hint
 
 
 def is_requested(arguments: list[str]) -> bool:
@@ -57,6 +58,8 @@ def _reject_option(arguments: list[str], message: str) -> NoReturn:
             others = [each for each in arguments if "=" in each and not each.startswith("-")]
             Request([*others, override]).checked()  # which may know another key for it
             use = f" Use: {shlex.quote(override)}."
+        else:
+            use = key_hint(name.replace("-", "_"), ())
     raise UserError(f"{message}. Overrides are key=value.{use} See python launch/run.py --help.")
 
 

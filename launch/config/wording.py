@@ -40,7 +40,7 @@ ENTRIES = {
     kind.__name__: (key, [field.name for field in dataclasses.fields(kind)])
     for key, kind in {"phases": Phase, "data.tasks": Task, "data.sources": Source}.items()
 }
-HUB = " To use a Hub model: model.hub_id={}."
+HUB = " For a model on the Hub, use: model.hub_id={}."
 
 
 @functools.cache  # called for every override

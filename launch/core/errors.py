@@ -47,9 +47,11 @@ def near(name: str, options: Iterable[str]) -> str:
     import difflib  # its import takes a tenth of the time before stop signals are handled
 
     options = sorted(set(options))
-    names = difflib.get_close_matches(name, options, n=3, cutoff=0.5) or [
-        option for option in options if name and option.startswith(name)
-    ]
+    names = (
+        [option for option in options if option.startswith(f"{name}_")]
+        or difflib.get_close_matches(name, options, n=3, cutoff=0.65)
+        or [option for option in options if name and option.startswith(name)]
+    )
     return f" Did you mean {', '.join(names[:3])}?" if names else ""
 
 

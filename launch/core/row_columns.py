@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from launch.core.errors import UserError, near
-from launch.core.near_names import has_all, partly_mapped
+from launch.core.near_names import columns_hint, has_all, partly_mapped
 from launch.core.row_formats import row_format
 from launch.core.row_messages import SYSTEM_ROLES, Row
 
@@ -80,9 +80,10 @@ def _renamed(row: Row, columns: dict[str, str | None], needed: set[str]) -> Row:
                 if field not in needed:
                     break
                 hint = near(part, value) if isinstance(value, dict) else ""
+                use = columns_hint(row, (field,)) or f"data.columns.{field}=<a field of the row>"
                 raise ValueError(
                     f"data.columns.{field}={name}, but the row has {', '.join(row) or 'no field'}."
-                    f"{hint} Use: data.columns.{field}=<a field of the row>."
+                    f"{hint} Use: {use}."
                 )
             value = value[part]
         else:

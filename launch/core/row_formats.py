@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from launch.core.errors import UserError, near_or_all
-from launch.core.near_names import columns_hint, field_hint
+from launch.core.near_names import columns_hint, field_hint, partly_mapped
 
 TEMPLATE_FIELDS = ("tools", "chat_template_kwargs")  # chat template inputs besides messages
 # TRL passes these to rewards itself, or takes them for images of the prompt.
@@ -92,9 +92,12 @@ def fields_problem(
     kept = {*(rewards or ())}.difference(form.read, form.rewards)
     columns = (columns_hint(given, w) for given in (row.keys() - kept, row) for w in wanted)
     remedy = field_hint(row) or next(filter(None, columns), form.remedy)
+    used = dict(override.partition("=")[::2] for override in (remedy or "").split())
+    lost = [name for part in partly_mapped(used) for name in part["lost"] if name in row]
     return (
         f"has {', '.join(row) or 'no field'}, but {reader} needs {needs}."
         f"{f' Use: {remedy}.' if remedy else ''}"
+        f"{f' The field {lost[0]} would be left out.' if lost else ''}"
     )
 
 

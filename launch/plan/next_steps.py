@@ -45,7 +45,7 @@ def _can_score(config: Config, evaluation: Request) -> bool:
 
     Rows of the Hub are not read here, so their columns and the run's rewards tell.
     """
-    if config.data.kind == "hub" and "answer" not in config.data.columns:
+    if config.data.kind == "hub" and not config.data.columns.get("answer"):
         return bool(config.method.rewards)
     try:
         planned, _ = prepare(compose(evaluation))

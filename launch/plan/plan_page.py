@@ -117,7 +117,7 @@ def preview_hint(plan: Plan) -> list[str]:
     if not plan.data_cache or (plan.data and not number) or is_pod:
         return []
     rows = "rows as the model sees them, counted for later plans"
-    return [f"Or add data.preview={number or 5}: {rows}."]
+    return [f"Or, in place of mode=plan, add data.preview={number or 5}: {rows}."]
 
 
 def search_command(request: Sequence[str]) -> str:

@@ -32,7 +32,10 @@ def reward_problems(c: Config) -> Iterator[Refusal]:
         remedies += [r"method.reward_pattern='\d+'"] if unusable[0] == "regex" else []
         is_usable = any(names.get(name) and name not in unusable for name in rewards)
         replacement = "" if is_usable else f" +method.rewards.{fitting}=1.0"
-        remedy = ", or ".join([*remedies, f"'~method.rewards.{unusable[0]}'{replacement}"])
+        other = f"'~method.rewards.{unusable[0]}'{replacement}"
+        if fitting in unusable:  # no reward of ours can compare answers
+            other = "'method.rewards={<module>.<function>: 1.0}'"
+        remedy = ", or ".join([*remedies, other])
         message = f"method.rewards.{unusable[0]}: rows of data={c.data.name} have no column for it"
         yield Refusal("reward_column", message, remedy)
 
@@ -40,9 +43,15 @@ def reward_problems(c: Config) -> Iterator[Refusal]:
 def _without_column(config: Config, kind: str) -> list[str]:
     """Return the named rewards that read a column that rows of this kind lack.
 
-    Rows from files and the Hub may have every column except reasoning-gym's.
+    Rows from files and the Hub may have every column except reasoning-gym's, and those that
+    data.columns sets to null.
     """
     usable = GENERATED.get(kind, ("accuracy", "regex", "code_tests"))
     usable = (*usable, "regex") if config.method.reward_pattern is not None else usable
-    columns = trainer_args.lock()["rewards"]
-    return [name for name in config.method.rewards if columns.get(name) and name not in usable]
+    columns, data = trainer_args.lock()["rewards"], config.data
+    absent = [f for f, name in data.columns.items() if name is None and kind == data.kind]
+    return [
+        name
+        for name in config.method.rewards
+        if columns.get(name) and (name not in usable or columns[name] in absent)
+    ]

@@ -59,6 +59,7 @@ def rule_warnings(c: Config) -> list[str]:
         _fp32_warnings,
         _repeated_rows,
         _cut_off_thoughts,
+        _other_columns,
     )
     return [*lines, *(line for warn in more for line in warn(c))]
 
@@ -70,6 +71,21 @@ def adapter_rate(c: Config) -> str | None:
     if c.adapter.rank is None or not c.method.trains or not rate or is_chosen:
         return None
     return f"method.args.learning_rate={ADAPTER_FACTOR * float(rate):g}"
+
+
+def _other_columns(c: Config) -> Iterator[str]:
+    """Warn of fields that the file of a public data set does not name, as it may lack some."""
+    file = METHODS.parent / f"data/{c.data.name}.yaml"  # which the user may have elsewhere
+    preset = yaml_file(file) if c.data.hub_id and file.is_file() else {}
+    names = sorted({*filter(None, preset.get("columns", {}).values())})
+    if not names or preset["hub_id"] != c.data.hub_id:
+        return
+    if unknown := [f for f, name in c.data.columns.items() if name and name not in names]:
+        yield (
+            f"data.columns.{unknown[0]}={c.data.columns[unknown[0]]}: conf/data/{file.name} names "
+            f"only {', '.join(names)}. If the rows have no such field, leave out "
+            f"data.columns.{unknown[0]}."
+        )
 
 
 def _adapter_warnings(c: Config) -> Iterator[str]:

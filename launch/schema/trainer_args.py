@@ -113,8 +113,8 @@ def check(config: Config) -> None:
                 hint = argument_hint(name, settable)
             elif not config.method.trains and any(name in names for names in trainers):
                 hint = (
-                    f" It belongs to training, perhaps from experiment=. Use: method="
-                    f"{config.method.name} model.path=<the run that trained the model>, without it."
+                    f" It belongs to training. Use: method={config.method.name} "
+                    "model.path=<the run that trained the model>, without it."
                 )
             hint = hint or argument_hint(name, settable, argument)
             owner = cls if cls.startswith("recipes.") else f"{cls} of TRL {lock()['trl']}"

@@ -26,7 +26,10 @@ method.args.max_prompt_length=5 method=grpo | max_prompt_length=5 | trl.GRPOConf
 method.args.lerning_rate=1e-4 | lerning_rate | trl.SFTConfig | Did you mean learning_rate
 method=grpo method.args.num_generations=null | method.args.num_generations=null: GRPO needs a group size
 method.args.learning_rate=fast | learning_rate='fast' | accepts float
-experiment=mi300x_grpo_gsm8k method=evaluate mode=plan | max_steps=200 | method=evaluate model.path=
+experiment=mi300x_grpo_gsm8k method=evaluate mode=plan | for method=grpo | max_steps=200 | method=evaluate model.path=
+experiment=one_card_sft method=dpo | for method=sft | assistant_only_loss=True | Leave out experiment=one_card_sft
+experiment=mi300x_grpo_gsm8k method=sft | for method=grpo | max_completion_length=1024 | Leave out experiment=
+price=2 | Did you mean price_per_gpu_hour?
 method=dpo method.args.loss_type=ipo | accepts list | Use: 'method.args.loss_type=[ipo]'
 method=raft method.args.train.max_steps=0 mode=plan | method.args.max_steps=0 | at most 2147483647, or -1
 method.args.output_dir=x | output_dir=x | run_root=
@@ -61,6 +64,8 @@ method=grpo '~method.rewards.reasoning_gm' | ~method.rewards.reasoning_gm:
 method=tune/vllm 'method.args.space.block_size={a: 1}' | method.args.space.block_size: a list and a mapping cannot be merged.
 precision=4bit | precision=4bit: no such precision. Did you mean nf4?
 --hardware mi300x mode=plan | unrecognized arguments: --hardware | Use: hardware=mi300x.
+--dry-run hardware=mi300x | unrecognized arguments: --dry-run | Use: mode=plan.
+dry_run=true | no key 'dry_run' | Use: mode=plan.
 --lora-r=8 | lora_r=8: no key 'lora_r'. Use: adapter=lora adapter.rank=8.
 hardware=mi300x method=export model=qwen3_4b 'method.args.formats=[gguf]' method.args.gguf_converter=broken.py mode=plan | the image rocm does not contain gguf | runtime=local
 runtime.network=brige | runtime.network: Invalid value 'brige', expected one of [bridge, host, none]. Did you mean bridge?
@@ -68,7 +73,7 @@ data.tasks=chain_sum | data.tasks:  | Use: data.tasks=[{name: chain_sum, level: 
 'data.tasks=[{name: a, level: x}]' | data.tasks[n].level: Value 'x' | <a whole number>
 method.args.learning_rate=1,5e-5 | method.args.learning_rate=1,5e-5:  | -m for a sweep over all of them, or method.args.learning_rate=[...]
 hardware=mi50 method=tune/vllm mode=plan | method=tune/vllm runs bench/vllm in its trials: method=bench/vllm: no rel
-model.path=Qwen/Qwen3-4B mode=plan | no such directory. To use a Hub model: | model.hub_id=Qwen/Qwen3-4B
+model.path=Qwen/Qwen3-4B mode=plan | no such directory. For a model on the Hub, | model.hub_id=Qwen/Qwen3-4B
 model.path= | model.path=: the path is empty | null
 'seed=${no_such}' | seed: Interpolation key 'no_such' not found
 'data.tasks=[{nam: x}]' | data.tasks: Key 'nam' not in 'Task'. Did you mean name? | Keys of an entry: name, level
@@ -123,6 +128,8 @@ def test_a_directory_in_place_of_a_data_file(launch, tmp_path):
     ('{"text": "a"}\nnot json\n', "sft", [":2:", "not a JSON object", "column 1", '{"text": "..."}']),
     ('{"text": "a"}\n\n{"txt": "b"}\n', "sft", [":3:", "has txt", "needs messages or text or"]),
     ('{"prompt": "a", "chosen": "b"}\n', "dpo", [":1:", "needs chosen+rejected"]),
+    ('{"instruction": "a", "input": "", "output": "b"}\n', "sft",
+     ["data.columns.prompt=instruction", "The field input would be left out."]),
     ('{"text": "a", "x": NaN}\n', "sft", [":1:", "NaN is not JSON"]),
     ("[1, 2]\n", "sft", [":1:", "list", "JSON object"]),
     ("\n\n", "sft", ["the file has no rows"]),
@@ -131,7 +138,7 @@ def test_a_directory_in_place_of_a_data_file(launch, tmp_path):
     ('{"a": ' + "[" * 100_000 + "\n", "sft", [":1:", "(maximum recursion depth"]),
     ('{"text": "a"}\n{"text": "b"\n', "sft", [":2:", "at column 13"]),  # the end of the line
     ('{"text": "a\r\n', "sft", [":1:", "at column 10"]),
-], ids=range(11))  # fmt: skip
+], ids=range(12))  # fmt: skip
 def test_data_file(launch, tmp_path, content, method, words):
     file = tmp_path / "train.jsonl"
     file.write_text(content)

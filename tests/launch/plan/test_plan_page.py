@@ -290,7 +290,7 @@ def test_rows_of_a_file_are_counted(launch, tmp_path):
     assert "jsonl rows.jsonl, about 10 rows, about 2 held out\n" in held_out
     steps = json.loads(launch(*overrides, "mode=plan", "format=json").out)["speed"]["steps"]
     assert steps == math.ceil(12 / size * 3)
-    assert "add data.preview=5:" in done.out
+    assert "in place of mode=plan, add data.preview=5:" in done.out
     own = launch(*overrides, "data.preview=2", "mode=plan").out
     assert "add data.preview=2:" in own
     [command] = [line for line in own.splitlines() if "launch/run.py" in line]

@@ -139,6 +139,7 @@ reward_negative | method=sample +method.rewards.length=-0.5 | method=grpo
 reward_chain | CODE method.reward_chain=[format,code_tests] | code_tests at most once
 reward_column | method=grpo data=jsonl data.path=train.jsonl method.rewards.reasoning_gym=1.0
  | data=reasoning
+reward_column | method=evaluate data=ultrachat +method.rewards.accuracy=1.0 | method.rewards={
 data_of_method | data=code method=dpo | data=jsonl
 sandbox_in_job | CODE runtime=slurm | runtime=docker
 sandbox_in_job | CODE runtime=kubernetes container=rocm | runtime=docker
@@ -152,7 +153,8 @@ adapter_layers | AMD model=mixtral_8x7b adapter=lora adapter.target_modules=[up_
 custom_reference | AMD container=custom | container.reference=
 model_source | model.init=pretrained | model.path=
 model_shape | QWEN model.num_layers=12 | init=random
-model_hub_id | AMD model=qwen3_32b model.hub_id=me/mine | model.revision=<its commit
+model_hub_id | AMD model=qwen3_32b model.hub_id=me/mine
+ model.revision=9216db5781bf21249d130ec9da846c4624c16137 | model.revision=<its commit
 data_source | data.num_train=null | data.num_train=1000
 data_source | data=jsonl | data.path=
 data_source | data=hub | data.hub_id=<owner/name>
@@ -330,7 +332,7 @@ adapter=lora adapter.target_modules=[q_prj,v_proj] | adapter.target_modules[0]=q
 adapter=lora adapter.target_modules=q_projs | it must be one of all-linear, q_proj, k_proj
 runtime=docker container=cpu runtime.secrets=[my-key] | runtime.secrets[0]=my-key: invalid format
 runtime=docker container=cpu runtime.secrets=[PATH] | runtime.secrets[0]=PATH: invalid format
-method.args.ddp_backend=foo | method.args.ddp_backend=foo: unknown. Did you mean gloo?
+method.args.ddp_backend=foo | method.args.ddp_backend=foo: unknown. Use one of
 method=dpo method.args.loss_type=[discopop] method.args.discopop_tau=0 | Use: above 0.
 method=dpo method.args.ld_alpha=1.5 | Use: at least 0 and at most 1.
 method.args.include_num_input_tokens_seen=al | Did you mean all
@@ -454,7 +456,9 @@ def test_refusals_are_shown_together():
     ("model.num_parameters=3990000000", None),  # a rounded published count
     ("model.num_layers=12 model.init=random", None),
     ("model.init=random model.hub_id=null model.revision=null", None),
-    ("model=qwen3_32b model.hub_id=me/tuned", "is a commit of Qwen/Qwen3-32B."),
+    ("model=qwen3_32b model.hub_id=me/tuned", None),  # the newest
+    ("model=qwen3_32b model.hub_id=me/tuned model.revision="
+     "9216db5781bf21249d130ec9da846c4624c16137", "is a commit of Qwen/Qwen3-32B."),
     ("model.hub_id=me/tuned", None),  # the newest
     (f"model.hub_id=me/tuned model.revision={'a' * 40}", None),
     (f"model.hub_id=Qwen/Qwen3-8B model.revision={'a' * 40}", None),  # is model=qwen3_8b
@@ -508,6 +512,10 @@ GRPO data=auto topology=split | none
 QWEN data=auto model.init=random | none
 QWEN data=ultrachat | none
 data.preview=5 mode=plan | Without mode=plan
+QWEN data=gsm8k 'data.columns={prompt: problem, answer: solution}' | names only answer, question
+QWEN data=gsm8k data.columns.answer=question | none
+QWEN data=gsm8k data.hub_id=me/mine data.revision=null data.columns.prompt=problem | none
+hardware=mi50 precision=fp16 adapter=lora precision.weights=bf16 | Use: precision.weights=fp16
 hardware=strix_halo adapter=qlora precision=nf4 model=qwen3_8b | twice as slow
 hardware=strix_halo precision=fp16 model=qwen3_1_7b | less stable
 AMD topology=ddp topology.num_gpus=4 | collectives of 4 GPUs

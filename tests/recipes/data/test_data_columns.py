@@ -86,6 +86,8 @@ def test_a_system_prompt_of_a_row_stays(tmp_path):
 
 @pytest.mark.parametrize(("columns", "row", "problem"), [
     ({"prompt": "q"}, {"question": "a"}, r":1: data.columns.prompt=q, but the row has question"),
+    ({"prompt": "question"}, {"problem": "a", "solution": "b"},
+     r"has problem, solution\. Use: data\.columns\.prompt=problem\."),
     ({"prompt": "a.b"}, {"a": {"c": 1}}, r":1: data.columns.prompt=a.b"),
 ])  # fmt: skip
 def test_columns_that_rows_lack_are_rejected(tmp_path, columns, row, problem):
