@@ -52,10 +52,11 @@ ZERO3_LAYER_S, ZERO3_WEIGHT_S = 11.7e-3, 0.2e-9  # per layer, and per weight of 
 ZERO2_LAYER_S = 1.35e-3  # always added, because gradients are copied into buckets one by one
 # Time of vLLM 0.26 to decode one token of all sequences: a constant, plus a part per sequence with
 # text, without text, and without text in the trainer's process. This is work of the host
-# (scheduling, sampling, text), so it is the same for any GPU. A server without text took 3.26 s for
-# 96 x 512 tokens on an H100 (docs/results/speed.md).
+# (scheduling, sampling, text), fitted to machines with H200s (docs/results/speed.md).
 DECODE_S, DECODE_SEQUENCE_S, DECODE_IDS_S, DECODE_HERE_S = 1.05e-3, 0.08e-3, 0.055e-3, 0.045e-3
-ANSWER_TOKEN_S = 6e-6  # per generated token, for a server's JSON: to write, send and read it
+# The rest of a server's time per generated token, fitted as well. It is not divided by the number
+# of servers, because one process answers for all, and one reads the answers.
+ANSWER_TOKEN_S = 6e-6
 # Share of the bandwidth to read weights and caches for a token, if this takes longer. With 4B and
 # 96 x (200 + 512) tokens, kernels keep an H100 busy for 6.7 of 7.0 ms, and a wave of completions
 # takes 4.1 s (2026-11-27).
@@ -363,7 +364,6 @@ def _generation_s(config: Config, size: Batch, peak: float) -> float:
     if config.topology.servers:
         weights_gb = 2.0 * config.model.num_parameters / 1e9
         sync_s = SYNC_S + weights_gb / (GLOO_GB_S if shares_gpu(config) else SYNC_GB_S)
-        sync_s += ANSWER_TOKEN_S * completions * size.completion
     generation_s = (
         _completion_s(config, size, completions / engines, peak, generates_with_vllm(config))
         + sync_s
@@ -394,4 +394,5 @@ def _completion_s(config: Config, size: Batch, rows: float, peak: float, is_vllm
     linear = model.num_layers * shapes.active_linear_parameters(model)
     gemm = peak * (config.hardware.healthy.gemm or 1.0)
     prefill_s = 2.0 * linear * prompt * rows / gpus / gemm
-    return max(start_s, read_s) * size.completion * rows / concurrent + prefill_s
+    answer_s = ANSWER_TOKEN_S * size.completion * rows * config.topology.servers
+    return max(start_s, read_s) * size.completion * rows / concurrent + prefill_s + answer_s

@@ -24,12 +24,8 @@ def container(environ: Mapping[str, str], root: Path | None = None) -> bool:
 
 
 def rented(environ: Mapping[str, str], root: Path | None = None) -> bool:
-    """Return whether this is a container with AMD's GPUs and without a docker engine.
-
-    If it has their render nodes but not /dev/kfd, the check before a run says how to get it.
-    """
+    """Return whether this is a container with AMD's GPUs and without a docker engine."""
     root = root or ROOT
     has_engine = DOCKER_HOST in environ or status_of(root / "var/run/docker.sock")
-    has_driver = status_of(root / "sys/class/kfd")  # of the host
-    has_gpus = status_of(root / "dev/kfd") or (has_driver and status_of(root / "dev/dri"))
+    has_gpus = status_of(root / "dev/kfd")
     return bool(has_gpus) and not has_engine and container(environ, root)

@@ -27,7 +27,6 @@ from typing import Any
 import torch
 import yaml
 
-from recipes.models.packed_attention import SHARED_KEYS
 from recipes.rank.device import DTYPES
 from recipes.tune.amdgpu import ARCHITECTURES, MAX_THREADS
 
@@ -355,6 +354,8 @@ def eager(module: Any, *arguments: Any, **named: Any) -> tuple[Tensor, Tensor]:
 
 def varlen(module: Any, *qkv: Any, boundaries: Tensor, longest: int, **_: Any) -> Attended:
     from torch.nn.attention.varlen import varlen_attn
+
+    from recipes.models.packed_attention import SHARED_KEYS  # imports Inductor
 
     packed = [tensor.transpose(1, 2).squeeze(0) for tensor in qkv[:3]]
     causal = {"window_size": (-1, 0), "scale": module.scaling, **SHARED_KEYS}

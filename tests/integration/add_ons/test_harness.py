@@ -69,8 +69,5 @@ def test_custom_tasks(tmp_path, monkeypatch):
         assert metrics["acc_stderr"] == 0.0
     # In a container, this folder is read-only offline.
     assert sorted(cache.glob("nobody___sums/*/*/*/*")) == prepared != []
-    assert [
-        line
-        for samples in result.parent.glob("samples.jsonl")
-        for line in samples.read_text().splitlines()
-    ] == []
+    samples = result.parent / "samples.jsonl"
+    assert not samples.exists() or not samples.read_text()

@@ -506,7 +506,8 @@ def test_remedies_for_servers_that_take_every_gpu_work(overrides, remedy):
 # overrides | words of the warning, or none
 WARNINGS = """
 QWEN data=auto | data=ultrachat
-QWEN data=arithmetic method=dpo | data=ultrafeedback
+QWEN data=auto method=dpo | data=ultrafeedback
+QWEN data=arithmetic | data=ultrachat
 hardware=mi300x model=smollm2_135m data=auto method=grpo | data=gsm8k
 GRPO data=auto topology=split | none
 QWEN data=auto model.init=random | none

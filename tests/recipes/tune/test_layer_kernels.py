@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import pytest
 import torch
 
@@ -37,6 +40,15 @@ def test_gradients_equal_those_of_the_engine() -> None:
     torch.testing.assert_close(
         layer_kernels.gradients(outputs, inputs[:2], [seeds[0], None]), expected
     )
+
+
+def test_inductor_is_imported_after_the_stand_in() -> None:
+    """Inductor looks for ROCm when it is imported, and its limits for kernels depend on that."""
+    loaded = "import recipes.tune.layer_kernels, sys; print(*sys.modules, sep='\\n')"
+    argv = [sys.executable, "-c", loaded]
+    modules = subprocess.run(argv, check=True, capture_output=True, text=True).stdout.split()
+    assert "torch" in modules
+    assert not [name for name in modules if name.startswith("torch._inductor")]
 
 
 @pytest.mark.parametrize("arch", ARCHITECTURES)
