@@ -114,9 +114,11 @@ def _check_experiment(config: Config, request: Request) -> None:
         return
     known, keys = trainer_args.known(config), {key.rpartition(".")[2] for key in request.keys}
     unknown = [name for name in config.method.args if name not in known and name not in keys]
+    if not unknown:
+        return
     files = ("experiment=", "hydra.searchpath=")
     own = _compose(Request(line for line in request if line.startswith(files))).method.name
-    if not unknown or own == config.method.name:
+    if own == config.method.name:
         return
     experiment, method = f"experiment={options['experiment']}", f"method={config.method.name}"
     remedy = f"Leave out {experiment}, or {method}"
