@@ -289,10 +289,11 @@ class Heartbeat(TrainerCallback):
 
 
 class Freeze(TrainerCallback):
-    """After the first step, exclude imports, model and compiled code from garbage collection.
+    """After the first step, exclude model and compiled code from garbage collection.
 
-    A full collection visits 700,000 of their objects, which takes 0.35 s. Reading log-probabilities
-    of 96 x 512 tokens from a server started one in 6 of 10 steps (2026-11-29, on a CPU).
+    The imports are excluded before data is read. These are 160,000 more objects, which a full
+    collection takes 0.1 s to visit. Reading the log-probabilities of 96 x 512 tokens from a server
+    starts 15 full collections in 10 steps (2026-11-29, on a CPU).
     """
 
     frozen = False
