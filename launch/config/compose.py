@@ -46,7 +46,7 @@ from launch.schema.method import Method
 # What speed=auto may choose, and topology.servers=auto: effective_batch
 CHOOSABLE = (
     *("method.args.", "hardware.dataloader.", "step.", "topology.fsdp."),
-    "effective_batch",
+    *("effective_batch", "topology.overlap"),
 )
 # Files with defaults, which speed=auto may change. It keeps the values of all other files.
 DEFAULTS = ("config", "schema", "method/", "hardware/base/common")

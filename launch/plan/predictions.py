@@ -104,8 +104,6 @@ def _why(plan: Plan) -> str:
         return ""
     if size.completion or plan.config.method.kind == "evaluator":
         without = "; without lm_eval_tasks" * bool(value_or_none(plan.config, "lm_eval_tasks"))
-        if plan.config.topology.overlap == "stream":
-            without += "; stream gains only if they differ"
         return f" (if every answer is as long as allowed{_half_as_long(plan)}{without})"
     preparing = "; data.preview=1 counts them" if plan.data_cache else ""
     return f" (if every row has {size.sequence} tokens{preparing})"

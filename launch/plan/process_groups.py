@@ -135,6 +135,11 @@ def server_argv(config: Config, host: Host, port: int, run_dir: Path) -> list[st
         argv += ["--data-parallel-size", str(topology.servers)]
     if not on_cpu:
         argv += ["--gpu-memory-utilization", f"{topology.server_memory_share:g}"]
+        # The host limits small models. A process each for scheduling and for the model, and two
+        # that answer, halve the time per token of 1.7B (docs/results/h200.md). On a CPU, vLLM
+        # chooses mp itself.
+        argv += ["--distributed-executor-backend", "mp"]
+        argv += ["--api-server-count", str(2 * topology.servers)]
     if topology.server_cache_gb:
         argv += ["--kv-cache-memory-bytes", str(int(topology.server_cache_gb * 1e9))]
     if topology.server_max_length:

@@ -34,6 +34,7 @@ from launch.search.remedies import FP16_PRICE
 CONF = Path(__file__).parents[2] / "conf"
 ROUNDING = "vLLM generates in the trainers, and its probabilities differ by rounding"
 NUM_GPUS, SLEEP = "topology.num_gpus", "method.args.vllm_enable_sleep_mode=true"
+OVERLAP = "topology.overlap"
 MIN_GAIN = 1.05  # speed-up of an offer
 MIN_SAVING = 1.25  # factor of cost; less is within the planner's error, and takes longer
 LARGER_STEP = 8  # times the sequences of a step
@@ -132,7 +133,6 @@ def _candidates(config: Config, host: Host) -> Iterator[Candidate]:
     """Yield the candidates but _split.
 
     No override contradicts the user's. The compositions do not have the choices of speed=auto.
-    topology.overlap=stream is missing, because it gains only if completions differ in length.
     """
     chosen, config = config, without_choices(config)
     if config.speed == SpeedMode.off:  # other offers depend on the choices of speed=auto
@@ -170,6 +170,9 @@ def _candidates(config: Config, host: Host) -> Iterator[Candidate]:
         free = dataclasses.replace(chosen, effective_batch=None)  # topology.servers=auto chose it
         yield from _split_with_larger_step(free, host)
         yield from _with_wider_servers(free, host)
+    if config.topology.overlap is True and OVERLAP not in config.speed_keeps:
+        price = "answers are up to two generations old, with the same learning curve"
+        yield [f"{OVERLAP}=stream"], price, with_value(config, OVERLAP, "stream")
     if trains_all:
         price = "trains about 1% of the parameters, and needs ten times the learning rate"
         lora = Adapter(**yaml_file(CONF / "adapter/lora.yaml"))

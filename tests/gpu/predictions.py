@@ -48,6 +48,9 @@ Row = dict[str, Any]
 MEASURED = RESULTS / "predictions.jsonl"
 STEPS = {"sft": 6, "dpo": 6, "grpo": 6}
 LONG_ENOUGH = 60  # steps after which speed=auto compiles
+# Planner's DECODE_SERVED for a server of two processes instead of four, without and with text. TRL
+# starts such a server, and so did we until 2026-11-29.
+TWO_PROCESSES = ((1.05e-3, 0.055e-3), (1.05e-3, 0.045e-3))
 # name: (GPUs, overrides). `batch` is the batch of one rank; the default of `accumulation` is 1.
 # docs/results/predictions.jsonl has the measured configurations, to which constants are fitted.
 HELD_OUT: dict[str, tuple[int, str]] = {
@@ -140,13 +143,19 @@ def figures(memory: Memory, speed: Speed) -> dict[str, Any]:
     return {"peak_gb": round(memory.allocated_gb, 3), "step_s": step_s}
 
 
-def planned(overrides: list[str], trls_step: bool = False) -> tuple[Memory, Speed]:
+def planned(
+    overrides: list[str], trls_step: bool = False, old_server: bool = False
+) -> tuple[Memory, Speed]:
     """Return the memory of a rank and the speed of the run, with speed=off unless overridden.
 
     `trls_step`: plan a step of TRL and of our earlier versions, which have TRL's head, TRL's pass
-    for vLLM's importance ratio, and servers with a tokenizer.
+    for vLLM's importance ratio, and servers with a tokenizer. `old_server`: the server has two
+    processes.
     """
     with contextlib.ExitStack() as patched:
+        if old_server or trls_step:
+            served = TWO_PROCESSES[trls_step]
+            patched.enter_context(mock.patch.object(planner_speed, "DECODE_SERVED", served))
         if trls_step:
             patched.enter_context(
                 mock.patch.object(activations, "head_of", return_value=Head.tiled)
@@ -157,15 +166,17 @@ def planned(overrides: list[str], trls_step: bool = False) -> tuple[Memory, Spee
             patched.enter_context(
                 mock.patch.object(placement, "is_tokens_only", return_value=False)
             )
-        return _planned(tuple(overrides), trls_step)
+        return _planned(tuple(overrides), trls_step, old_server)
 
 
 def planned_row(row: dict[str, Any]) -> tuple[Memory, Speed]:
     """Return today's plan for a line of predictions.jsonl, with the kind of step that it measured.
 
-    Lines without `sends_in_step` were measured before weights were sent during the step.
+    Lines without `sends_in_step` were measured before weights were sent during the step, and lines
+    without `four_processes` with a server of two.
     """
-    memory, speed = planned(row["overrides"], trls_step="head" not in row)
+    is_old = "four_processes" not in row
+    memory, speed = planned(row["overrides"], trls_step="head" not in row, old_server=is_old)
     if "sends_in_step" not in row:
         memory.parts_gb.pop("weights being sent", None)
     return memory, speed
@@ -194,7 +205,9 @@ def predict(hardware: str) -> str:
 
 
 @functools.cache
-def _planned(overrides: tuple[str, ...], trls_step: bool) -> tuple[Memory, Speed]:
+def _planned(
+    overrides: tuple[str, ...], trls_step: bool, old_server: bool
+) -> tuple[Memory, Speed]:
     config = composition([*overrides])
     host = detect.Host(python="python", num_cores=64)
     processes = placement.process_groups(config, host)
