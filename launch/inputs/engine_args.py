@@ -8,11 +8,14 @@ from launch.schema import Config, shapes
 from launch.schema.trainer_args import NOT_SETTABLE, check_value, lock
 
 KEY = "topology.server_args"
+SERVER = {"api_server_count": {"types": ["int"], "least": 1}}  # of a split's server, not its engine
 
 
 def check(config: Config) -> None:
     """Raise UserError for an argument or value that vLLM rejects, or that another key sets."""
     engine, colocate = lock()["engine"], config.topology.name == "colocate"
+    if config.topology.servers:
+        engine = {**engine, **SERVER}
     owned = NOT_SETTABLE[KEY] | (NOT_SETTABLE["colocate"] if colocate else {})
     problems = {name: f"another key sets it. Use: {key}." for name, key in owned.items()}
     problems |= {name: f"{reason}. Leave it out." for name, reason in NOT_SETTABLE["fixed"].items()}

@@ -135,9 +135,8 @@ def server_argv(config: Config, host: Host, port: int, run_dir: Path) -> list[st
         argv += ["--data-parallel-size", str(topology.servers)]
     if not on_cpu:
         argv += ["--gpu-memory-utilization", f"{topology.server_memory_share:g}"]
-        # The host limits small models. A process each for scheduling and for the model, and two
-        # that answer, halve the time per token of 1.7B (docs/results/h200.md). On a CPU, vLLM
-        # chooses mp itself.
+        # The host limits small models. It gains from a process each for scheduling and the model,
+        # and two for requests and answers (docs/results/h200.md). On a CPU, vLLM itself chooses mp.
         argv += ["--distributed-executor-backend", "mp"]
         argv += ["--api-server-count", str(2 * topology.servers)]
     if topology.server_cache_gb:

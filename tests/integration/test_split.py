@@ -166,10 +166,10 @@ SPLIT = """
 topology=split hardware.vllm=true topology.server_max_length=256 model.num_layers=2
 method.args.save_steps=2 hardware.gpus_per_node=3 topology.num_gpus=3
 """.split()
-# Each kill needs a restart.
+# Each kill needs a restart. On GPUs, two processes answer requests by default.
 STREAM = """
 topology.overlap=stream topology.max_staleness=4 runtime.max_restarts=3 method.args.max_steps=6
-method.args.max_completion_length=32
+method.args.max_completion_length=32 topology.server_args.api_server_count=2
 """.split()
 TWO_SERVERS = [
     "topology.overlap=true",

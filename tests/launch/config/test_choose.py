@@ -262,6 +262,8 @@ def test_on_other_ranks_only_the_micro_batch_changes(tmp_path):
      {"topology.servers=7"}),
     ("hardware=mi300x method=grpo model=qwen3_4b topology=split topology.servers=auto".split(),
      {"topology.servers=4"}),  # a larger step
+    ("hardware=h200 method=grpo model=qwen3_1_7b topology.num_gpus=2 effective_batch=96".split(),
+     {"topology.overlap=stream"}),
 ])  # fmt: skip
 def test_offers_compose_fit_and_reach_their_gain(command, expected):
     base = chosen(*command)
@@ -363,6 +365,8 @@ def test_a_larger_step_says_whether_the_learning_rate_stays(scaling, stays):
     ([*H100, "method.args.max_steps=5"], "precision=fp8"),  # too short to compile
     ([*H100, "precision=fp32"], "precision=fp16"),  # the GPU has bf16
     (["hardware=mi50", "method=grpo", "topology=single"], "topology=colocate"),  # no vLLM
+    (["hardware=h200", "method=grpo", "topology.num_gpus=2", "topology.overlap=true"],
+     "topology.overlap=stream"),
 ])  # fmt: skip
 def test_no_offer_contradicts_the_run(overrides, offer):
     assert offer not in [first for o in offers_of(chosen(*overrides)) for first in o.overrides]

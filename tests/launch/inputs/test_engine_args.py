@@ -43,6 +43,7 @@ def server_args_overrides(**args: object) -> list[str]:
     ({"num_scheduler_steps": 8}, ["removed from vLLM", "async_scheduling"]),
     ({"VLLM_ROCM_USE_AITER": 1}, ["user_env.VLLM_ROCM_USE_AITER"]),
     ({"port": 8000}, ["port=8000", "free port"]),
+    ({"api_server_count": 0}, ["at least 1"]),
     ({"tensor_parallel_size": 2}, ["topology.server_tensor_parallel="]),
     ({"gpu_memory_utilization": 0.5}, ["topology.server_memory_share="]),
 ])  # fmt: skip
@@ -63,6 +64,7 @@ def test_the_server_gets_the_arguments(tmp_path):
         "compilation_config": "{cudagraph_capture_sizes: [96]}",
         "cudagraph_capture_sizes": "[1,96]",
         "quantization": "null",
+        "api_server_count": 1,
     }
     server = planned(*SPLIT, *server_args_overrides(**args), tmp_path=tmp_path).processes[0]
     plain_server = planned(*SPLIT, tmp_path=tmp_path).processes[0]
@@ -72,7 +74,7 @@ def test_the_server_gets_the_arguments(tmp_path):
         *[
             "--compilation-config",
             '{"cudagraph_capture_sizes": [96]}',
-            *"--cudagraph-capture-sizes 1 96".split(),
+            *"--cudagraph-capture-sizes 1 96 --api-server-count 1".split(),
         ],
     ]
 
