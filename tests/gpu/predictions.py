@@ -205,9 +205,7 @@ def predict(hardware: str) -> str:
 
 
 @functools.cache
-def _planned(
-    overrides: tuple[str, ...], trls_step: bool, old_server: bool
-) -> tuple[Memory, Speed]:
+def _planned(overrides: tuple[str, ...], trls_step: bool, old_server: bool) -> tuple[Memory, Speed]:
     config = composition([*overrides])
     host = detect.Host(python="python", num_cores=64)
     processes = placement.process_groups(config, host)
