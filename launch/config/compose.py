@@ -43,10 +43,11 @@ from launch.schema.data import Data, Source
 from launch.schema.enums import Init
 from launch.schema.method import Method
 
-# What speed=auto may choose, and topology.servers=auto: effective_batch
+# What speed=auto may choose, topology.servers=auto (effective_batch), and an offer (overlap)
 CHOOSABLE = (
     *("method.args.", "hardware.dataloader.", "step.", "topology.fsdp."),
-    *("effective_batch", "topology.overlap"),
+    "effective_batch",
+    "topology.overlap",
 )
 # Files with defaults, which speed=auto may change. It keeps the values of all other files.
 DEFAULTS = ("config", "schema", "method/", "hardware/base/common")

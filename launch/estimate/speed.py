@@ -50,16 +50,13 @@ LAUNCH_S = 30e-6
 FSDP_LAYER_S = 6.6e-3
 ZERO3_LAYER_S, ZERO3_WEIGHT_S = 11.7e-3, 0.2e-9  # per layer, and per weight of the layer
 ZERO2_LAYER_S = 1.35e-3  # always added, because gradients are copied into buckets one by one
-# Host's time of vLLM 0.26 to decode one token of all sequences, in a trainer's process and in a
-# server: a constant and a part per sequence, to which text adds. Fitted to machines with H200s
+# Host's time of vLLM 0.26 to decode one token of all sequences: a constant, and a part per sequence
+# in a server and in a trainer's process, to which text adds. Fitted to machines with H200s
 # (docs/results/speed.md).
-DECODE_HERE, DECODE_SERVED, DECODE_TEXT_S = (1.05e-3, 0.045e-3), (2.0e-3, 0.024e-3), 0.035e-3
+DECODE_S, DECODE_SERVED_S, DECODE_HERE_S, DECODE_TEXT_S = 1.05e-3, 0.034e-3, 0.045e-3, 0.035e-3
 # The rest of a server's time per generated token, fitted as well. It is not divided by the number
-# of servers, because one process reads the answers.
+# of servers, because one process reads the answers. A stream decodes others meanwhile.
 ANSWER_TOKEN_S = 6e-6
-# Generations in flight with topology.overlap=stream and its default staleness: one during training,
-# two while the trainer waits.
-STREAMED = 1.5
 # Share of the bandwidth to read weights and caches for a token, if this takes longer. With 4B and
 # 96 x (200 + 512) tokens, kernels keep an H100 busy for 6.7 of 7.0 ms, and a wave of completions
 # takes 4.1 s (2026-11-27).
@@ -363,16 +360,12 @@ def _generation_s(config: Config, size: Batch, peak: float) -> float:
         return 0.0
     engines = config.topology.servers or size.ranks
     completions = generation_batch(config)
-    streamed = STREAMED if config.topology.overlap == "stream" else 1.0
     sync_s = 0.0
     if config.topology.servers:
         weights_gb = 2.0 * config.model.num_parameters / 1e9
         sync_s = SYNC_S + weights_gb / (GLOO_GB_S if shares_gpu(config) else SYNC_GB_S)
     generation_s = (
-        _completion_s(
-            config, size, streamed * completions / engines, peak, generates_with_vllm(config)
-        )
-        / streamed
+        _completion_s(config, size, completions / engines, peak, generates_with_vllm(config))
         + sync_s
     )
     # One generation provides for several steps.
@@ -395,12 +388,13 @@ def _completion_s(config: Config, size: Batch, rows: float, peak: float, is_vllm
     read_s = read_gb / gpus / (DECODE_BANDWIDTH * config.hardware.bandwidth_gb_s)
     start_s = _forward_start_s(config)
     if is_vllm:
-        constant_s, sequence_s = DECODE_SERVED if config.topology.servers else DECODE_HERE
+        sequence_s = DECODE_SERVED_S if config.topology.servers else DECODE_HERE_S
         if not placement.is_tokens_only(config):
             sequence_s += DECODE_TEXT_S
-        start_s = constant_s + sequence_s * concurrent
+        start_s = DECODE_S + sequence_s * concurrent
     linear = model.num_layers * shapes.active_linear_parameters(model)
     gemm = peak * (config.hardware.healthy.gemm or 1.0)
     prefill_s = 2.0 * linear * prompt * rows / gpus / gemm
-    answer_s = ANSWER_TOKEN_S * size.completion * rows * config.topology.servers
+    answering = 0 if config.topology.overlap == "stream" else config.topology.servers
+    answer_s = ANSWER_TOKEN_S * size.completion * rows * answering
     return max(start_s, read_s) * size.completion * rows / concurrent + prefill_s + answer_s

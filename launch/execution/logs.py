@@ -36,10 +36,11 @@ SIGNALLED = re.compile(r"Sending process (\d+) closing signal")
 STOPPED = re.compile(
     r"torch\.distributed\.elastic\.\S+\.SignalException: Process \d+ got signal: \d+"
 )
-# vLLM's engine logs its error or the worker that it lost. The API server logs only that it exits.
+# vLLM's worker or engine logs its error, and the engine the worker that it lost. The engine's error
+# after a worker's is only that it failed, and the API server's only that it exits.
 ENGINE_ERROR = re.compile(
-    r"EngineCore.*ERROR.*\] (\w*(?:Error|Exception): .+|Worker proc \S+ died unexpectedly "
-    r"\(exit code: \S+\))"
+    r"(?:EngineCore|Worker).*ERROR.*\] (?!Exception: WorkerProc initialization failed)"
+    r"([\w.]*(?:Error|Exception): .+|Worker proc \S+ died unexpectedly \(exit code: \S+\))"
 )
 
 

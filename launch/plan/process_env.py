@@ -158,6 +158,7 @@ def _values(
         "num_cores": host.num_cores,
         "ranks": ranks,
         "stop_s": config.runtime.stop_timeout_s,
+        "hang_s": config.runtime.hang_timeout_s,
         "mask": MASK.get(config.hardware.vendor),
         "gpus": ",".join(map(str, gpus)),
         **{name: getattr(slurm, name) for name in ("interface", "hca", "gid_index")},

@@ -34,7 +34,7 @@ from launch.search.remedies import FP16_PRICE
 CONF = Path(__file__).parents[2] / "conf"
 ROUNDING = "vLLM generates in the trainers, and its probabilities differ by rounding"
 NUM_GPUS, SLEEP = "topology.num_gpus", "method.args.vllm_enable_sleep_mode=true"
-OVERLAP = "topology.overlap"
+STREAM = "topology.overlap=stream"
 MIN_GAIN = 1.05  # speed-up of an offer
 MIN_SAVING = 1.25  # factor of cost; less is within the planner's error, and takes longer
 LARGER_STEP = 8  # times the sequences of a step
@@ -122,7 +122,8 @@ def _smaller(overrides: list[str], price: str, candidate: Config) -> Iterator[Ca
     sleep = SLEEP.partition("=")[0]
     if candidate.topology.name == "colocate" and sleep not in candidate.speed_keeps:
         yield [*overrides, SLEEP], price, with_value(candidate, sleep, True)
-    if candidate.method.generates and candidate.topology.strategy == "ddp":
+    more = overrides != [STREAM]  # a stream needs no more memory
+    if more and candidate.method.generates and candidate.topology.strategy == "ddp":
         key = "topology.strategy"
         rest = [override for override in overrides if not override.startswith(key)]
         sharded = with_value(candidate, key, "fsdp")
@@ -170,9 +171,10 @@ def _candidates(config: Config, host: Host) -> Iterator[Candidate]:
         free = dataclasses.replace(chosen, effective_batch=None)  # topology.servers=auto chose it
         yield from _split_with_larger_step(free, host)
         yield from _with_wider_servers(free, host)
-    if config.topology.overlap is True and OVERLAP not in config.speed_keeps:
+    overlap = STREAM.partition("=")[0]
+    if config.topology.overlap is True and overlap not in config.speed_keeps:
         price = "answers are up to two generations old, with the same learning curve"
-        yield [f"{OVERLAP}=stream"], price, with_value(config, OVERLAP, "stream")
+        yield [STREAM], price, with_value(config, overlap, "stream")
     if trains_all:
         price = "trains about 1% of the parameters, and needs ten times the learning rate"
         lora = Adapter(**yaml_file(CONF / "adapter/lora.yaml"))

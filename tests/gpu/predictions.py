@@ -48,9 +48,9 @@ Row = dict[str, Any]
 MEASURED = RESULTS / "predictions.jsonl"
 STEPS = {"sft": 6, "dpo": 6, "grpo": 6}
 LONG_ENOUGH = 60  # steps after which speed=auto compiles
-# Planner's DECODE_SERVED for a server of two processes instead of four, without and with text. TRL
-# starts such a server, and so did we until 2026-11-29.
-TWO_PROCESSES = ((1.05e-3, 0.055e-3), (1.05e-3, 0.045e-3))
+# Planner's DECODE_SERVED_S for a server that runs the model where it schedules, without and with
+# text. TRL starts such a server, and so did we until 2026-11-29.
+OLD_SERVER_S, OLD_SERVER_OF_TEXT_S = 0.055e-3, 0.045e-3
 # name: (GPUs, overrides). `batch` is the batch of one rank; the default of `accumulation` is 1.
 # docs/results/predictions.jsonl has the measured configurations, to which constants are fitted.
 HELD_OUT: dict[str, tuple[int, str]] = {
@@ -149,13 +149,13 @@ def planned(
     """Return the memory of a rank and the speed of the run, with speed=off unless overridden.
 
     `trls_step`: plan a step of TRL and of our earlier versions, which have TRL's head, TRL's pass
-    for vLLM's importance ratio, and servers with a tokenizer. `old_server`: the server has two
-    processes.
+    for vLLM's importance ratio, and servers with a tokenizer. `old_server`: without a process of
+    its own for the model.
     """
     with contextlib.ExitStack() as patched:
         if old_server or trls_step:
-            served = TWO_PROCESSES[trls_step]
-            patched.enter_context(mock.patch.object(planner_speed, "DECODE_SERVED", served))
+            served_s = OLD_SERVER_OF_TEXT_S if trls_step else OLD_SERVER_S
+            patched.enter_context(mock.patch.object(planner_speed, "DECODE_SERVED_S", served_s))
         if trls_step:
             patched.enter_context(
                 mock.patch.object(activations, "head_of", return_value=Head.tiled)
@@ -173,9 +173,9 @@ def planned_row(row: dict[str, Any]) -> tuple[Memory, Speed]:
     """Return today's plan for a line of predictions.jsonl, with the kind of step that it measured.
 
     Lines without `sends_in_step` were measured before weights were sent during the step, and lines
-    without `four_processes` with a server of two.
+    without `model_process` with a server without a process of its own for the model.
     """
-    is_old = "four_processes" not in row
+    is_old = "model_process" not in row
     memory, speed = planned(row["overrides"], trls_step="head" not in row, old_server=is_old)
     if "sends_in_step" not in row:
         memory.parts_gb.pop("weights being sent", None)

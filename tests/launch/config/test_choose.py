@@ -367,6 +367,8 @@ def test_a_larger_step_says_whether_the_learning_rate_stays(scaling, stays):
     (["hardware=mi50", "method=grpo", "topology=single"], "topology=colocate"),  # no vLLM
     (["hardware=h200", "method=grpo", "topology.num_gpus=2", "topology.overlap=true"],
      "topology.overlap=stream"),
+    ("hardware=h200 method=grpo model=qwen3_4b topology.num_gpus=2 effective_batch=96 "
+     "topology.strategy=ddp".split(), "topology.strategy=fsdp"),
 ])  # fmt: skip
 def test_no_offer_contradicts_the_run(overrides, offer):
     assert offer not in [first for o in offers_of(chosen(*overrides)) for first in o.overrides]

@@ -142,14 +142,23 @@ def test_the_tail_begins_at_this_attempt(tmp_path):
 LOST = "Worker proc VllmWorker-0 died unexpectedly (exit code: -9)"
 
 
+ENGINE, WORKER = "(EngineCore pid=1) ERROR 11-21", "(Worker pid=2) ERROR 11-21"
+
+
 @pytest.mark.parametrize(("lines", "error"), [
-    (["ERROR 11-21 14:00:00 [core.py:1000] EngineCore failed to start.",
-      'ERROR 11-21 14:00:00 [core.py:1000]     raise ValueError("x")',
-      "ERROR 11-21 14:00:00 [core.py:1000] ValueError: Free memory is less than desired"],
+    ([f"{ENGINE} 14:00:00 [core.py:1000] EngineCore failed to start.",
+      f'{ENGINE} 14:00:00 [core.py:1000]     raise ValueError("x")',
+      f"{ENGINE} 14:00:00 [core.py:1000] ValueError: Free memory is less than desired"],
      "ValueError: Free memory is less than desired"),
-    ([f"ERROR 11-21 15:10:37 [executor.py:314] {LOST}, shutting down executor.",
-      "ERROR 11-21 15:10:37 [core.py:1673] RuntimeError: cancelled"],
+    ([f"{WORKER} 14:02:15 [executor.py:948] WorkerProc failed to start.",
+      f"{WORKER} 14:02:15 [executor.py:948] safetensors.SafetensorError: incomplete metadata",
+      f"{ENGINE} 14:02:17 [core.py:1433] Exception: WorkerProc initialization failed due to an"],
+     "safetensors.SafetensorError: incomplete metadata"),
+    ([f"{ENGINE} 14:02:17 [core.py:1433] Exception: WorkerProc initialization failed due to an"],
+     None),
+    ([f"{ENGINE} 15:10:37 [executor.py:314] {LOST}, shutting down executor.",
+      f"{ENGINE} 15:10:37 [core.py:1673] RuntimeError: cancelled"],
      LOST),
 ])  # fmt: skip
 def test_the_error_that_ended_vllms_engine(lines, error):
-    assert logs.root_cause([f"(EngineCore pid=123) {line}" for line in lines]) == error
+    assert logs.root_cause(lines) == error

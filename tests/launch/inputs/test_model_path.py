@@ -1,6 +1,8 @@
 """Test plans of model directories that are damaged or that ranks cannot load."""
 
 import json
+import re
+from importlib import metadata
 
 import pytest
 
@@ -47,6 +49,9 @@ def test_a_malformed_config_is_rejected(launch, tmp_path, content, message):
     ("tokenizer.model", "\n", "without tokenizer.json: the package sentencepiece is not installed"),
 ], ids=range(15))  # fmt: skip
 def test_a_model_that_ranks_cannot_load_is_rejected(launch, tmp_path, name, content, message):
+    needed = re.search(r"the package (\S+) is not", message)
+    if needed and any(metadata.distributions(name=needed[1])):  # vLLM needs some of them
+        pytest.skip(f"the package {needed[1]} is installed")
     leave_model(tmp_path)
     if name == "tokenizer.model":
         (tmp_path / "tokenizer.json").unlink()
