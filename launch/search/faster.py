@@ -119,11 +119,12 @@ def cheaper(config: Config, command: Request, host: Host) -> list[Offer]:
 
 def _smaller(overrides: list[str], price: str, candidate: Config) -> Iterator[Candidate]:
     """Yield an offer of GRPO with less memory, if vLLM or accumulation leaves too little."""
+    if overrides == [STREAM]:  # takes no more memory
+        return
     sleep = SLEEP.partition("=")[0]
     if candidate.topology.name == "colocate" and sleep not in candidate.speed_keeps:
         yield [*overrides, SLEEP], price, with_value(candidate, sleep, True)
-    more = overrides != [STREAM]  # a stream needs no more memory
-    if more and candidate.method.generates and candidate.topology.strategy == "ddp":
+    if candidate.method.generates and candidate.topology.strategy == "ddp":
         key = "topology.strategy"
         rest = [override for override in overrides if not override.startswith(key)]
         sharded = with_value(candidate, key, "fsdp")

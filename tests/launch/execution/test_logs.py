@@ -140,8 +140,6 @@ def test_the_tail_begins_at_this_attempt(tmp_path):
 
 
 LOST = "Worker proc VllmWorker-0 died unexpectedly (exit code: -9)"
-
-
 ENGINE, WORKER = "(EngineCore pid=1) ERROR 11-21", "(Worker pid=2) ERROR 11-21"
 
 
